@@ -1,0 +1,168 @@
+"""What crosses between the server and the engine: plain, picklable data and nothing else.
+
+    server                                     engine
+    GenerationRequest, Abort   ------------>   (its own thread, later perhaps its own process)
+                               <------------   StepOutput (RequestOutput..., EngineStats)
+
+Every accepted request gets exactly one `RequestOutput` with a `finish_reason`; that is its terminal event.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class FinishReason(StrEnum):
+    """Why a request ended. `stop` and `length` are OpenAI's words, the others are ours."""
+
+    STOP = "stop"  # an end-of-sequence or stop token was sampled
+    LENGTH = "length"  # max_tokens or max_model_len was reached
+    ABORT = "abort"  # the client left, or the server found a stop string and needs no more
+    ERROR = "error"  # the step failed, or the request could never have run; `error` says why
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the next token is chosen. Validated by the server; the engine trusts it.
+
+    `top_k` 0 means every token. `logprobs` is the number of alternatives wanted besides the chosen token
+    (0 gives the chosen token's alone, None gives nothing). `seed` is always a number here: the server draws one
+    when the client gave none, so that a preempted request continues with the noise it began with.
+    """
+
+    max_tokens: int
+    seed: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logprobs: int | None = None
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    min_tokens: int = 0
+    choice: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One generation. Lower `priority` is served first (vLLM's convention), then the earlier arrival."""
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    params: SamplingParams
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Natural-log probabilities at one position, before temperature, penalties and filters.
+
+    `top` holds the most likely tokens as (token id, logprob), best first; the chosen token need not be among them.
+    """
+
+    token_id: int
+    logprob: float
+    rank: int  # 1 is the most likely token
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PromptUsage:
+    """Where the K/V of a request's prompt came from; fixed when its prefill first ends.
+
+    prompt_tokens == reused + copied + pending + computed. `cached_tokens` is all that was not computed by this
+    request itself.
+    """
+
+    prompt_tokens: int
+    reused: int  # in resident full blocks
+    copied: int  # leading slots of a sibling block
+    pending: int  # in blocks that another request was computing at the same time
+    computed: int
+
+    @property
+    def cached_tokens(self) -> int:
+        return self.reused + self.copied + self.pending
+
+
+@dataclass(frozen=True, slots=True)
+class RequestTimes:
+    """Seconds, of a request that ended. `decode` is from the first to the last token; unset where it never got there."""
+
+    queued: float  # arrival to first schedule
+    prefill: float | None  # first schedule to first token
+    decode: float | None
+    inference: float | None  # first schedule to the end
+    e2e: float
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """What a step gave one request: new tokens, and in the last one the reason of its end."""
+
+    request_id: str
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()  # one per token when asked for, else empty
+    usage: PromptUsage | None = None  # in the output that carries the first token
+    time_to_first_token: float | None = None  # seconds since arrival, in the output that carries the first token
+    inter_token: float | None = None  # seconds since this request's previous token, in the later ones
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None  # set when an explicit stop token (not EOS) ended it
+    error: str | None = None
+    times: RequestTimes | None = None  # in the terminal output
+    num_generated: int = 0  # tokens sampled so far, this output's included
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """Gauges as they stand after a step, and counters as totals since start."""
+
+    running: int = 0
+    waiting: int = 0
+    blocks_in_use: int = 0  # ref_count > 0
+    blocks_cached: int = 0  # published and evictable
+    blocks_total: int = 0
+    preemptions: int = 0
+    prompt_tokens: int = 0  # of requests whose prefill has ended
+    prompt_tokens_reused: int = 0
+    prompt_tokens_copied: int = 0
+    prompt_tokens_pending: int = 0
+    prompt_tokens_computed: int = 0
+    recomputed_tokens: int = 0  # after a preemption, or to repair a running request
+    generation_tokens: int = 0
+    evicted_blocks: int = 0
+    published_blocks: int = 0
+    hash_collisions: int = 0
+    steps: int = 0
+    failed_steps: int = 0
+    step_tokens: int = 0  # positions computed in this step
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    outputs: tuple[RequestOutput, ...] = ()
+    stats: EngineStats = field(default_factory=EngineStats)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """What the server must know of the engine it talks to."""
+
+    model_path: str  # a .gguf file or a Hugging Face directory; the tokenizer is read from it
+    vocab_size: int
+    max_model_len: int  # tokens of prompt and output together that one request may have
+    eos_token_ids: tuple[int, ...]
+    block_size: int  # tokens
+    num_blocks: int
+    dtype: str  # of weights and compute
+    kv_dtype: str
+    block_bytes: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    recovery: str
+    partial_reuse: bool
+    device: str
