@@ -1,0 +1,83 @@
+"""How results are told: a table for people, one JSON document for programs, and what machine they came from."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from benchmarks.cases import Case, Result
+
+BEGIN, END = "<!-- benchmark:begin -->", "<!-- benchmark:end -->"
+# Instructions that decide how fast a network runs on a CPU.
+TELLING_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "bf16", "sve")
+
+
+def hardware() -> dict[str, Any]:
+    """Processor, its telling instruction sets, cores this process may use, memory, and the versions that compute."""
+    cpuinfo = Path("/proc/cpuinfo")
+    text = cpuinfo.read_text() if cpuinfo.exists() else ""
+    name = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    flags = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", text, re.MULTILINE)
+    present = set(flags[1].split()) if flags else set()
+    return {
+        "cpu": name[1] if name else platform.processor() or platform.machine(),
+        "instructions": [flag for flag in TELLING_FLAGS if flag in present],
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+        "python": platform.python_version(),
+        "torch": importlib.metadata.version("torch"),
+    }
+
+
+def describe(machine: Mapping[str, Any]) -> str:
+    instructions = ", ".join(machine["instructions"]) or "no telling instruction sets"
+    return (
+        f"{machine['cpu']} ({instructions}), {machine['cores']} cores, {machine['memory_gib']} GiB, "
+        f"torch {machine['torch']}"
+    )
+
+
+def table(results: Mapping[Case, Result]) -> str:
+    """Markdown: one row a case, the median first, then the range it was taken from."""
+    rows = ["| case | median | range | |", "|---|---:|---:|---|"]
+    for case, result in results.items():
+        main, *others = result.items()
+        sample = main[1]
+        notes = ", ".join(f"{name} {other.median:.4g} {other.unit}" for name, other in others)
+        spread = f"{min(sample.values):.4g} to {max(sample.values):.4g}"
+        rows.append(f"| {case.title} | {sample.median:.4g} {sample.unit} | {spread} | {notes} |")
+    return "\n".join(rows)
+
+
+def document(results: Mapping[Case, Result], about: Mapping[str, Any]) -> str:
+    """One line of JSON: what was run and where, then per case and quantity the median, the values and their unit."""
+    cases = {
+        case.name: {
+            name: {
+                "unit": sample.unit,
+                "median": round(sample.median, 3),
+                "values": [round(v, 3) for v in sample.values],
+            }
+            for name, sample in result.items()
+        }
+        for case, result in results.items()
+    }
+    return json.dumps({"benchmark": "serve", **about, "results": cases})
+
+
+def put_between_markers(readme: Path, text: str) -> None:
+    """Replaces what stands between the two marker comments of `readme`. Raises ValueError if they are not there."""
+    content = readme.read_text(encoding="utf-8")
+    before, begin, rest = content.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (begin and end):
+        raise ValueError(f"{readme} has no {BEGIN} ... {END}")
+    readme.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}", encoding="utf-8")
