@@ -1,0 +1,25 @@
+"""Why a model could not be loaded. All of it is told to the user before serving begins.
+
+ModelError
+├── ModelNotFound      nothing readable at that path, package or hub id
+├── UnsupportedModel   readable, but serving it would compute something else than its authors meant
+└── BadWeights         the files are damaged, incomplete or do not fit the configuration
+"""
+
+from __future__ import annotations
+
+
+class ModelError(Exception):
+    """A model cannot be served; the message says what is wrong and names the file or the value."""
+
+
+class ModelNotFound(ModelError):
+    """There is no model where it was looked for."""
+
+
+class UnsupportedModel(ModelError):
+    """The model needs something this network does not compute. Refused rather than served wrongly."""
+
+
+class BadWeights(ModelError):
+    """Tensors are missing, unexpected, of the wrong shape, or the file that holds them is corrupt."""

@@ -1,0 +1,114 @@
+"""One GGUF file, memory-mapped: its metadata and its tensors, dequantized one at a time by the `gguf` package."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType
+
+from model.errors import BadWeights, UnsupportedModel
+
+SUPPORTED_TYPES = frozenset(
+    {
+        GGMLQuantizationType.F32,
+        GGMLQuantizationType.F16,
+        GGMLQuantizationType.BF16,
+        GGMLQuantizationType.Q8_0,
+        GGMLQuantizationType.Q4_0,
+        GGMLQuantizationType.Q4_1,
+        # Files named Q4_K hold these too: Q6_K where precision matters, Q5_0 where a row is no multiple of 256.
+        GGMLQuantizationType.Q5_0,
+        GGMLQuantizationType.Q5_1,
+        GGMLQuantizationType.Q4_K,
+        GGMLQuantizationType.Q5_K,
+        GGMLQuantizationType.Q6_K,
+    }
+)
+
+
+class GgufFile:
+    """Metadata by key and tensors by name of one little-endian GGUF file.
+
+    Raises:
+        BadWeights: the file is truncated, damaged or no GGUF.
+        UnsupportedModel: big-endian, one part of a split model, or a quantization that is not supported.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            reader = _HeaderReader(path)
+        except (ValueError, IndexError, KeyError, OverflowError, MemoryError, struct.error, OSError) as error:
+            raise BadWeights(f"{path} is not a complete GGUF file: {error}") from error
+        if reader.byte_order != "I":
+            raise UnsupportedModel(f"{path} was written for the other byte order.")
+        self._fields = reader.fields
+        self.keys = tuple(key for key in reader.fields if not key.startswith("GGUF."))
+        self.tensors = {tensor.name: tensor for tensor in reader.tensors}
+        if int(self.get("split.count", 1)) > 1:
+            raise UnsupportedModel(f"{path} is one part of a split model; merge it first with `gguf-split --merge`.")
+        for tensor in reader.tensors:
+            if tensor.tensor_type not in SUPPORTED_TYPES:
+                supported = ", ".join(sorted(kind.name for kind in SUPPORTED_TYPES))
+                raise UnsupportedModel(
+                    f"{path}: tensor {tensor.name} is quantized as {tensor.tensor_type.name}. Supported: {supported}."
+                )
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """A metadata value: a scalar, a string, a list of numbers; lists of strings (the vocabulary) come out empty."""
+        field = self._fields.get(key)
+        return default if field is None else field.contents()
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Of the dequantized tensor, slowest dimension first as in torch."""
+        return tuple(int(size) for size in reversed(self.tensors[name].shape))
+
+    def nbytes(self, name: str) -> int:
+        return int(self.tensors[name].n_bytes)
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """The tensor dequantized to float32, in memory of its own (the file may change or vanish while serving)."""
+        stored = self.tensors[name]
+        values = gguf.quants.dequantize(stored.data, stored.tensor_type)
+        if np.shares_memory(values, stored.data):
+            values = values.copy()
+        return torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32)).reshape(self.shape(name))
+
+
+class _HeaderReader(GGUFReader):
+    """GGUFReader keeps several objects for every token of the vocabulary, which is most of the time to open a file.
+
+    The network needs no strings, so lists of them are stepped over, and lists of numbers are taken in one piece.
+    """
+
+    def _get_field_parts(
+        self, orig_offs: int, raw_type: int
+    ) -> tuple[int, list[np.ndarray[Any, Any]], list[int], list[GGUFValueType]]:
+        if GGUFValueType(raw_type) != GGUFValueType.ARRAY:
+            parts: tuple[int, list[np.ndarray[Any, Any]], list[int], list[GGUFValueType]]
+            parts = super()._get_field_parts(orig_offs, raw_type)
+            return parts
+        item_type = GGUFValueType(self._get(orig_offs, np.uint32)[0])
+        count = int(self._get(orig_offs + 4, np.uint64)[0])
+        start = orig_offs + 12
+        if item_type == GGUFValueType.STRING:
+            return self._skip_strings(start, count) - orig_offs, [], [], [GGUFValueType.ARRAY, item_type]
+        scalar = self.gguf_scalar_to_np.get(item_type)
+        if scalar is None:
+            raise ValueError(f"metadata holds a list of {item_type.name}")
+        values = self._get(start, scalar, count)
+        if len(values) != count:
+            raise ValueError("the metadata is cut off")
+        return 12 + int(values.nbytes), [values], [0], [GGUFValueType.ARRAY, item_type]
+
+    def _skip_strings(self, offset: int, count: int) -> int:
+        order = "<" if self.byte_order == "I" else ">"
+        length = struct.Struct(f"{order}Q")
+        for _ in range(count):
+            offset += 8 + int(length.unpack_from(self.data.data, offset)[0])
+        return offset
