@@ -91,7 +91,7 @@ class PromptUsage:
 
 @dataclass(frozen=True, slots=True)
 class RequestTimes:
-    """Seconds, of a request that ended. `decode` is from the first to the last token; unset where it never got there."""
+    """Seconds, of a request that ended. `decode` is from the first to the last token. None where it never got there."""
 
     queued: float  # arrival to first schedule
     prefill: float | None  # first schedule to first token

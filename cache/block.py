@@ -1,0 +1,36 @@
+"""Block: the physical unit of the cache, and the only thing that is counted, shared and evicted.
+
+free       ref_count 0, no node
+cached     ref_count 0, published: evictable
+pending    ref_count >= 1, not full or not published; with a node, others may share it while it is being written
+shared     ref_count >= 1, published: read-only
+detached   ref_count >= 1, no node: nobody new can find it
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NewType
+
+if TYPE_CHECKING:
+    from cache.node import PrefixNode
+
+BlockId = NewType("BlockId", int)
+
+
+@dataclass(slots=True, eq=False)
+class Block:
+    """`block_size` token slots across all layers, one contiguous byte range of the storage.
+
+    `written` counts the leading slots that hold valid K/V; it advances only after a step has succeeded. `node` says
+    whose K/V these are: set while the block is pending under a node (`node.pending`) or published (`node.block`).
+    """
+
+    block_id: BlockId
+    ref_count: int = 0
+    written: int = 0
+    node: PrefixNode | None = None
+
+    @property
+    def published(self) -> bool:
+        return self.node is not None and self.node.block is self

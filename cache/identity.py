@@ -1,0 +1,52 @@
+"""CacheIdentity: everything K/V depend on besides the tokens.
+
+Two engines whose identities differ in any part must never share a block (RECOVERY F7), so every part is encoded with
+its name, its kind and its length: no two identities can spell the same bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import NewType
+
+import xxhash
+
+BlockHash = NewType("BlockHash", bytes)
+"""16 bytes: xxh3-128 over the parent's BlockHash and the block's token ids."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheIdentity:
+    """`weights` and `config` are digests; `adapter` and `salt` are None where there is none."""
+
+    weights: bytes
+    config: bytes
+    compute_dtype: str
+    kv_dtype: str
+    numerics: str  # the backend's name and the version of its arithmetic
+    layout: str
+    block_size: int
+    adapter: bytes | None = None
+    salt: str | None = None
+
+    def encode(self) -> bytes:
+        """Unambiguous bytes: for each part its name, kind and value, the name and value preceded by their length."""
+        parts = [_encode_part(field.name, getattr(self, field.name)) for field in fields(self)]
+        return b"".join(parts)
+
+    def root_hash(self) -> BlockHash:
+        """The hash that stands as parent of every first block under this identity."""
+        return BlockHash(xxhash.xxh3_128_digest(self.encode()))
+
+
+def _encode_part(name: str, value: bytes | str | int | None) -> bytes:
+    if value is None:
+        kind, raw = b"n", b""
+    elif isinstance(value, bytes):
+        kind, raw = b"b", value
+    elif isinstance(value, str):
+        kind, raw = b"s", value.encode()
+    else:
+        kind, raw = b"i", str(value).encode()
+    label = name.encode()
+    return len(label).to_bytes(4, "little") + label + kind + len(raw).to_bytes(8, "little") + raw

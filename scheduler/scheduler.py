@@ -1,0 +1,321 @@
+"""Scheduler: which positions each step computes, and what becomes of the requests after it.
+
+Pure decisions: no tensors, no I/O, and the clock is an argument. `schedule` -> (the engine runs the batch) ->
+`update` or `fail`, one step at a time; abort, drop and invalidate come between steps.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from cache.block import BlockId
+from cache.identity import BlockHash
+from cache.node import PrefixNode
+from cache.pool import BlockPool
+from cache.tree import PrefixTree
+from scheduler.batch import Batch
+from scheduler.config import SchedulerConfig
+from scheduler.messages import FinishReason, GenerationRequest, RequestOutput, TokenLogprobs
+from scheduler.request import Request, RequestStatus
+from scheduler.tables import BlockTables
+from scheduler.totals import Totals
+
+
+class RequestRefused(Exception):
+    """A request that could never run: nothing was allocated for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """What the sampler chose for one request of a batch; or, with `error`, why it could not."""
+
+    token_id: int = -1
+    logprobs: TokenLogprobs | None = None
+    error: str | None = None
+
+
+def _rank(request: Request) -> tuple[int, int]:
+    return request.rank
+
+
+class Scheduler:
+    """Waiting and running requests, each list in the order they are served: by priority, then by arrival.
+
+    `to_zero` collects (block, first slot) that a failed request may have left non-finite values in; the engine zeroes
+    them before the next step.
+    """
+
+    def __init__(
+        self, pool: BlockPool, tree: PrefixTree, config: SchedulerConfig, eos_token_ids: tuple[int, ...]
+    ) -> None:
+        self.waiting: list[Request] = []
+        self.running: list[Request] = []
+        self.totals = Totals()
+        self.to_zero: list[tuple[BlockId, int]] = []
+        self._requests: dict[str, Request] = {}
+        self._pool = pool
+        self._tree = tree
+        self._config = config
+        self._eos = frozenset(eos_token_ids)
+        self._tables = BlockTables(pool, tree, config)
+        self._arrivals = 0
+
+    # -- arrivals and departures --------------------------------------------------------------------------------------
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.waiting or self.running)
+
+    def add(self, message: GenerationRequest, identity: BlockHash, now: float) -> None:
+        """Queue a request. Raises RequestRefused for one that could never run; nothing is kept of it."""
+        self._refuse_unfit(message)
+        request = Request(message, identity, now, self._arrivals)
+        self._arrivals += 1
+        self._requests[request.request_id] = request
+        insort(self.waiting, request, key=_rank)
+
+    def _refuse_unfit(self, message: GenerationRequest) -> None:
+        wanted = len(message.prompt_token_ids) + message.params.max_tokens
+        if not message.prompt_token_ids:
+            raise RequestRefused("the prompt is empty")
+        if message.params.max_tokens < 1:
+            raise RequestRefused(f"max_tokens must be at least 1, not {message.params.max_tokens}")
+        if wanted > self._config.max_model_len:
+            raise RequestRefused(
+                f"{len(message.prompt_token_ids)} prompt tokens and max_tokens {message.params.max_tokens} exceed the "
+                f"maximum of {self._config.max_model_len} tokens a request"
+            )
+        if message.request_id in self._requests:
+            raise RequestRefused(f"request id {message.request_id!r} is in use")
+
+    def abort(self, request_id: str, now: float) -> RequestOutput | None:
+        """End a request in whatever state it is. None if there is no such request (it may have just ended)."""
+        request = self._requests.get(request_id)
+        if request is None:
+            return None
+        return self._finish(request, FinishReason.ABORT, now)
+
+    def abort_all(self, now: float) -> list[RequestOutput]:
+        return [self._finish(request, FinishReason.ABORT, now) for request in list(self._requests.values())]
+
+    # -- schedule -----------------------------------------------------------------------------------------------------
+
+    def schedule(self, now: float) -> Batch:
+        """The next step: running requests first, then as many waiting ones as there is room for."""
+        batch = Batch()
+        preemptions = self.totals.preemptions
+        for request in list(self.running):
+            if batch.num_tokens >= self._config.max_num_batched_tokens:
+                break
+            if request.status is RequestStatus.RUNNING and self._make_room(request):
+                self._plan(request, batch)
+        if self.totals.preemptions == preemptions:
+            self._admit_waiting(batch, now)
+        return batch
+
+    def _make_room(self, request: Request) -> bool:
+        """Give the request the blocks it needs to go on, preempting the newest where there are none. False if the
+        request itself was preempted."""
+        for index in self._tables.missing(request):
+            while not self._tables.fill(request, index):
+                victim = self.running[-1]
+                self._preempt(victim)
+                if victim is request:
+                    return False
+        return True
+
+    def _preempt(self, request: Request) -> None:
+        self.running.remove(request)
+        self._tables.release(request, keep_tails=True)
+        request.status = RequestStatus.WAITING
+        request.preemptions += 1
+        self.totals.preemptions += 1
+        insort(self.waiting, request, key=_rank)
+
+    def _admit_waiting(self, batch: Batch, now: float) -> None:
+        while (
+            self.waiting
+            and len(self.running) < self._config.max_num_seqs
+            and batch.num_tokens < self._config.max_num_batched_tokens
+        ):
+            request = self.waiting[0]
+            copies = self._tables.admit(request)
+            if copies is None:
+                break
+            del self.waiting[0]
+            insort(self.running, request, key=_rank)
+            request.status = RequestStatus.RUNNING
+            if request.first_scheduled is None:
+                request.first_scheduled = now
+            batch.copies += copies
+            batch.planned.update({copy.target: copy.slots for copy in copies})
+            self._plan(request, batch)
+
+    def _plan(self, request: Request, batch: Batch) -> None:
+        """Add the request's spans, lowest positions first, as far as the budget goes. Slots that another request of
+        this batch will have written count as valid: all K/V of a layer are written before the layer attends."""
+        size = self._tree.block_size
+        for index in request.open:
+            block = request.table[index]
+            assert block is not None
+            budget = self._config.max_num_batched_tokens - batch.num_tokens
+            start = index * size + batch.valid_slots(block)
+            wanted = min((index + 1) * size, len(request.tokens))
+            end = min(wanted, start + budget)
+            if start < end:
+                batch.add(request, start, end)
+                batch.planned[block] = end - index * size
+            if end < wanted:
+                return
+        batch.sampled.append(request)
+
+    # -- update -------------------------------------------------------------------------------------------------------
+
+    def update(self, batch: Batch, sampled: Mapping[str, Sampled], now: float) -> list[RequestOutput]:
+        """The step succeeded: publish what it filled, append what it sampled (by request id), end what is done."""
+        self._settle(batch)
+        for block, valid in batch.planned.items():
+            block.written = valid
+        self._account(batch)
+        outputs = []
+        for request in batch.sampled:
+            error = sampled[request.request_id].error
+            if error is not None:
+                outputs.append(self._distrust(request, error, now))
+        for request in batch.requests:
+            if request.status is RequestStatus.RUNNING:
+                self._tables.publish_full(request)
+        for request in batch.sampled:
+            if request.status is RequestStatus.RUNNING:
+                outputs.append(self._append(request, sampled[request.request_id], now))
+        return outputs
+
+    def _settle(self, batch: Batch) -> None:
+        """The step is over: its copies need their sources no longer."""
+        for copy in batch.copies:
+            self._tables.free_source(copy)
+        self.totals.steps += 1
+
+    def _account(self, batch: Batch) -> None:
+        self.totals.step_tokens = batch.num_tokens
+        for span in batch.spans:
+            request = span.request
+            if request.first_written is None or span.start < request.first_written:
+                request.first_written = span.start
+            in_prompt = max(0, min(span.end, request.prompt_len) - span.start)
+            again = in_prompt if request.usage is not None else request.ledger.computed(span.start, span.end)
+            beyond = max(span.start, request.prompt_len)
+            again += max(0, min(span.end, request.high) - beyond)
+            request.high = max(request.high, span.end)
+            self.totals.recomputed_tokens += again
+
+    def _append(self, request: Request, sampled: Sampled, now: float) -> RequestOutput:
+        first = request.usage is None
+        if first:
+            request.usage = request.ledger.usage()
+            request.first_token = now
+            self.totals.prefilled(request.usage)
+        inter_token = None if request.last_token is None else now - request.last_token
+        request.last_token = now
+        request.append(sampled.token_id)
+        self.totals.generation_tokens += 1
+        output = RequestOutput(
+            request.request_id,
+            token_ids=(sampled.token_id,),
+            logprobs=() if sampled.logprobs is None else (sampled.logprobs,),
+            usage=request.usage if first else None,
+            time_to_first_token=now - request.arrival if first else None,
+            inter_token=inter_token,
+            num_generated=request.num_generated,
+        )
+        reason, stop_token = self._end_of(request, sampled.token_id)
+        if reason is None:
+            return output
+        end = self._finish(request, reason, now)
+        return replace(output, finish_reason=reason, stop_token_id=stop_token, times=end.times)
+
+    def _end_of(self, request: Request, token_id: int) -> tuple[FinishReason | None, int | None]:
+        params = request.params
+        if request.num_generated >= params.min_tokens:
+            if token_id in params.stop_token_ids:
+                return FinishReason.STOP, token_id
+            if token_id in self._eos and not params.ignore_eos:
+                return FinishReason.STOP, None
+        full = len(request.tokens) >= self._config.max_model_len
+        if request.num_generated >= params.max_tokens or full:
+            return FinishReason.LENGTH, None
+        return None, None
+
+    def _finish(self, request: Request, reason: FinishReason, now: float, error: str | None = None) -> RequestOutput:
+        """The one way a request ends: its blocks are let go and it gets its terminal output."""
+        if request.status is RequestStatus.RUNNING:
+            self.running.remove(request)
+            self._tables.release(request, keep_tails=reason is not FinishReason.ERROR)
+        else:
+            self.waiting.remove(request)
+        request.status = RequestStatus.FINISHED
+        request.finish_reason = reason
+        del self._requests[request.request_id]
+        return RequestOutput(
+            request.request_id,
+            finish_reason=reason,
+            times=request.times(now),
+            num_generated=request.num_generated,
+            error=error,
+        )
+
+    # -- failures -----------------------------------------------------------------------------------------------------
+
+    def fail(self, batch: Batch, error: str, now: float) -> list[RequestOutput]:
+        """The step failed: so do its requests, and only they. What it may have written is zeroed before reuse."""
+        self._settle(batch)
+        self.totals.failed_steps += 1
+        written = [(block, block.written) for block in batch.planned]
+        outputs = [self._finish(request, FinishReason.ERROR, now, error) for request in batch.requests]
+        self.to_zero += [(block.block_id, valid if block.ref_count else 0) for block, valid in written]
+        return outputs
+
+    def _distrust(self, request: Request, error: str, now: float) -> RequestOutput:
+        """Logits that are not finite come from K/V that are not: forget all that this request computed."""
+        first = (request.first_written or 0) // self._tree.block_size
+        suspects = [block for block in request.table[first:] if block is not None]
+        if first < len(request.chain):
+            self.invalidate(request.chain[first])
+        output = self._finish(request, FinishReason.ERROR, now, error)
+        self.to_zero += [(block.block_id, 0) for block in suspects if block.ref_count == 0 and block.node is None]
+        return output
+
+    # -- what acts on a running cache ---------------------------------------------------------------------------------
+
+    def drop(self, node: PrefixNode) -> None:
+        """The K/V bytes of `node` are gone; running requests that hold them compute them again."""
+        self._tables.drop(node, self.running)
+
+    def invalidate(self, node: PrefixNode) -> int:
+        """`node` and all below it are no longer true. Running requests that hold any of it finish on what they hold.
+        Returns the number of nodes forgotten."""
+        return self._tables.invalidate(node, self.running)
+
+    # -- integrity ----------------------------------------------------------------------------------------------------
+
+    def check_integrity(self) -> None:
+        """Between steps: every reference is a table's, every table is whole, every pending block has a holder."""
+        self._pool.check_integrity()
+        self._tree.check_integrity()
+        holders: dict[BlockId, int] = {}
+        for request in self.running:
+            assert request.status is RequestStatus.RUNNING
+            for index, block in enumerate(request.table):
+                if block is None:
+                    assert index in request.open
+                    continue
+                holders[block.block_id] = holders.get(block.block_id, 0) + 1
+                assert index in request.open or block.written == self._tree.block_size
+        for block in self._pool.blocks:
+            assert block.ref_count == holders.get(block.block_id, 0), block
+        for request in self.waiting:
+            assert request.status is RequestStatus.WAITING and not request.table and request.held is None
+        assert self.running == sorted(self.running, key=_rank) and self.waiting == sorted(self.waiting, key=_rank)
+        assert len(self._requests) == len(self.running) + len(self.waiting)

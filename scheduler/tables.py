@@ -1,0 +1,257 @@
+"""BlockTables: what each request holds of the cache. All sharing, allocating, publishing and freeing is done here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from cache.block import Block
+from cache.hashing import TOKEN_BYTES
+from cache.match import BlockStatus, Match
+from cache.node import PrefixNode
+from cache.pool import BlockPool
+from cache.tree import PrefixTree
+from scheduler.batch import Copy
+from scheduler.config import Recovery, SchedulerConfig
+from scheduler.ledger import Source
+from scheduler.request import Request
+
+_SOURCES = {BlockStatus.REUSED: Source.REUSED, BlockStatus.PENDING: Source.PENDING}
+
+
+class BlockTables:
+    """Fills and empties the requests' tables, chains and open lists."""
+
+    def __init__(self, pool: BlockPool, tree: PrefixTree, config: SchedulerConfig) -> None:
+        self._pool = pool
+        self._tree = tree
+        self._block_size = tree.block_size
+        self._repair = config.recovery is Recovery.REPAIR
+        self._partial_reuse = config.partial_reuse
+
+    # -- admission ----------------------------------------------------------------------------------------------------
+
+    def match(self, request: Request) -> Match:
+        """Look the request's tokens up. Changes nothing but the request's own list of hashes."""
+        if request.detached:
+            return Match.nothing(len(request.tokens), self._block_size)
+        tokens = bytes(request.encoded)
+        self._tree.extend_hashes(request.hashes, request.identity, tokens)
+        return self._tree.match(
+            request.identity, tokens, request.hashes, keep_after_gap=self._repair, copy_siblings=self._partial_reuse
+        )
+
+    def admit(self, request: Request) -> list[Copy] | None:
+        """Give a waiting request a block for every block of its tokens; None, and nothing changed, if they do not
+        suffice. The copies must run before anything is computed; each holds a reference to its source."""
+        match = self.match(request)
+        shared = [block for found in match.blocks if (block := found.block) is not None]
+        revived = sum(block.ref_count == 0 for block in shared)
+        spare = self._pool.available - revived - (len(match.blocks) - len(shared))
+        if spare < 0:
+            return None
+        for block in shared:
+            self._pool.share(block)
+        self._hold_copy_sources(match, spare)
+        self._link(request, match)
+        request.first_written = None
+        copies = []
+        for found in match.blocks:
+            block = found.block or self._allocate(self._shareable(request, found.index))
+            request.table.append(block)
+            if found.status is not BlockStatus.REUSED:
+                request.open.append(found.index)
+            if found.copy_from is not None:
+                copies.append(Copy(found.copy_from, block, found.copy_slots))
+        self._note_sources(request, match)
+        return copies
+
+    def _hold_copy_sources(self, match: Match, spare: int) -> None:
+        """Reference the siblings to copy from, so far as that leaves enough blocks for what must be allocated."""
+        for found in match.blocks:
+            if found.copy_from is None:
+                continue
+            if found.copy_from.ref_count == 0:
+                if spare == 0:
+                    found.copy_from, found.copy_slots = None, 0
+                    continue
+                spare -= 1
+            self._pool.share(found.copy_from)
+
+    def _link(self, request: Request, match: Match) -> None:
+        """Build the request's chain: a node for each full block of its tokens, found or made."""
+        request.chain_ended = request.detached
+        if request.detached:
+            return
+        end = root = self._tree.root(request.identity)
+        self._tree.hold(root)
+        for index in range(len(request.tokens) // self._block_size):
+            node = match.blocks[index].node or self._tree.extend(
+                end, request.hashes[index], self._tokens(request, index)
+            )
+            if node is None:
+                request.chain_ended = True
+                break
+            request.chain.append(node)
+            end = node
+        self._tree.hold(end)
+        self._tree.release(root)
+        request.held = end
+
+    def _note_sources(self, request: Request, match: Match) -> None:
+        if request.usage is not None:
+            return
+        for found in match.blocks:
+            start = found.index * self._block_size
+            if found.status in _SOURCES:
+                request.ledger.found(start, start + self._block_size, _SOURCES[found.status])
+            elif found.copy_slots:
+                request.ledger.found(start, start + found.copy_slots, Source.COPIED)
+
+    # -- while it runs ------------------------------------------------------------------------------------------------
+
+    def missing(self, request: Request) -> list[int]:
+        """Indices of blocks the request needs before it can go on: gaps, and the one its newest token opens."""
+        gaps = [index for index in request.open if index < len(request.table) and request.table[index] is None]
+        if (len(request.tokens) - 1) // self._block_size == len(request.table):
+            gaps.append(len(request.table))
+        return gaps
+
+    def fill(self, request: Request, index: int) -> bool:
+        """Give the request a block at `index`: shared if the cache has it or another request is computing it. False
+        if none is to be had."""
+        node = self._shareable(request, index)
+        block = None if node is None else node.block or node.pending
+        if block is not None:
+            self._pool.share(block)
+        elif self._pool.available:
+            block = self._allocate(node)
+        else:
+            return False
+        if index == len(request.table):
+            request.table.append(block)
+        else:
+            request.table[index] = block
+        request.reopen(index)
+        return True
+
+    def publish_full(self, request: Request) -> None:
+        """Publish every open block that has filled, or switch to the one that was published meanwhile."""
+        still_open = []
+        for index in request.open:
+            block = request.table[index]
+            if block is None or block.written < self._block_size:
+                still_open.append(index)
+            else:
+                self._publish(request, index, block)
+        request.open = still_open
+
+    def _publish(self, request: Request, index: int, block: Block) -> None:
+        while len(request.chain) <= index and not request.chain_ended:
+            self._extend_chain(request)
+        if index >= len(request.chain):
+            return
+        kept = self._tree.publish(request.chain[index], block)
+        if kept is not block:
+            self._pool.share(kept)
+            request.table[index] = kept
+            self._let_go(block)
+
+    def _extend_chain(self, request: Request) -> None:
+        assert request.held is not None
+        index = len(request.chain)
+        self._tree.extend_hashes(request.hashes, request.identity, bytes(request.encoded))
+        node = self._tree.extend(request.held, request.hashes[index], self._tokens(request, index))
+        if node is None:
+            request.chain_ended = True
+            return
+        request.chain.append(node)
+        self._tree.hold(node)
+        self._tree.release(request.held)
+        request.held = node
+
+    def _shareable(self, request: Request, index: int) -> PrefixNode | None:
+        """The node whose K/V block `index` will hold, if others may have them while they are being written.
+
+        Not for the last block: were another request to write it whole, the last position would have K/V and no logits.
+        """
+        last = (len(request.tokens) - 1) // self._block_size
+        return request.chain[index] if index < min(last, len(request.chain)) else None
+
+    def _allocate(self, node: PrefixNode | None) -> Block:
+        block = self._pool.allocate()
+        if node is not None and node.block is None and node.pending is None:
+            self._tree.await_block(node, block)
+        return block
+
+    # -- letting go ---------------------------------------------------------------------------------------------------
+
+    def release(self, request: Request, *, keep_tails: bool) -> None:
+        """Free all the request's blocks, the last first, so that of one prompt the end is evicted before the
+        beginning. With `keep_tails` what was written of unfilled blocks stays to be copied from."""
+        keep_tails = keep_tails and self._partial_reuse and not request.detached
+        for index in range(len(request.table) - 1, -1, -1):
+            block = request.table[index]
+            if block is not None:
+                tail_of = self._tail_parent(request, index, block) if keep_tails else None
+                self._let_go(block, tail_of, request.encoded[index * self._block_size * TOKEN_BYTES :])
+        request.table.clear()
+        request.open.clear()
+        request.chain.clear()
+        if request.held is not None:
+            self._tree.release(request.held)
+            request.held = None
+
+    def _tail_parent(self, request: Request, index: int, block: Block) -> PrefixNode | None:
+        """The node under which `block` may stay as a tail; None if it may not."""
+        if block.published or block.ref_count > 1 or not 0 < block.written < self._block_size:
+            return None
+        if index == 0:
+            return self._tree.root(request.identity)
+        return request.chain[index - 1] if index <= len(request.chain) else None
+
+    def _let_go(self, block: Block, tail_of: PrefixNode | None = None, tokens: bytes | bytearray = b"") -> None:
+        if block.ref_count == 1 and block.node is not None and not block.published:
+            self._tree.abandon(block)
+        if tail_of is not None:
+            self._tree.publish_tail(tail_of, bytes(tokens[: block.written * TOKEN_BYTES]), block)
+        self._pool.free(block)
+
+    def free_source(self, copy: Copy) -> None:
+        """A copy has run, or never will."""
+        self._pool.free(copy.source)
+
+    # -- what acts on a running cache ---------------------------------------------------------------------------------
+
+    def drop(self, node: PrefixNode, running: Iterable[Request]) -> None:
+        """The bytes of `node` are gone: it becomes a gap in every table that held its block."""
+        block = self._tree.drop(node)
+        if block is None:
+            return
+        for request in running:
+            if node.index < len(request.table) and request.table[node.index] is block:
+                request.table[node.index] = None
+                request.reopen(node.index)
+                self._pool.free(block)
+
+    def invalidate(self, node: PrefixNode, running: Iterable[Request]) -> int:
+        """`node` and all below it are no longer true: requests that hold any of it are detached. Returns the number
+        of nodes forgotten."""
+        forgotten = self._tree.invalidate(node)
+        for request in running:
+            if request.held is not None and request.held.forgotten:
+                self._detach(request)
+        return len(forgotten)
+
+    def _detach(self, request: Request) -> None:
+        assert request.held is not None
+        request.detached = request.chain_ended = True
+        self._tree.release(request.held)
+        while request.chain and request.chain[-1].forgotten:
+            request.chain.pop()
+        request.held = request.chain[-1] if request.chain else None
+        if request.held is not None:
+            self._tree.hold(request.held)
+
+    def _tokens(self, request: Request, index: int) -> bytes:
+        size = self._block_size * TOKEN_BYTES
+        return bytes(request.encoded[index * size : (index + 1) * size])
