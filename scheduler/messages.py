@@ -166,3 +166,4 @@ class EngineInfo:
     recovery: str
     partial_reuse: bool
     device: str
+    model_name: str = ""  # what clients call it unless the operator says otherwise; empty: the last part of model_path

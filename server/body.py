@@ -1,0 +1,87 @@
+"""From the bytes of a request to a validated body, or to an error that names the field at fault."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import orjson
+from pydantic import BaseModel, ValidationError
+from starlette.requests import Request
+
+from server.errors import BadRequest, BodyTooLarge
+
+Body = TypeVar("Body", bound=BaseModel)
+
+
+async def read_body(request: Request, model: type[Body], limit: int) -> Body:
+    """Read at most `limit` bytes of JSON and validate them strictly as `model`.
+
+    Raises BadRequest or BodyTooLarge. A null in an object means what leaving the field out means.
+    """
+    check_content_type(request.headers.get("content-type"))
+    return parse_body(await read_bytes(request, limit), model)
+
+
+def check_content_type(value: str | None) -> None:
+    kind = (value or "").split(";", 1)[0].strip().lower()
+    if kind != "application/json":
+        raise BadRequest(f"The content type must be application/json, not {kind or 'missing'}.")
+
+
+async def read_bytes(request: Request, limit: int) -> bytes:
+    """The body; refused from its declared length where there is one, else as soon as it passes `limit`."""
+    declared = request.headers.get("content-length")
+    if declared is not None and declared.isdecimal() and int(declared) > limit:
+        raise BodyTooLarge(limit)
+    parts: list[bytes] = []
+    size = 0
+    async for part in request.stream():
+        size += len(part)
+        if size > limit:
+            raise BodyTooLarge(limit)
+        parts.append(part)
+    return b"".join(parts)
+
+
+def parse_body(raw: bytes, model: type[Body]) -> Body:
+    try:
+        data = orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        raise BadRequest(f"The body is not valid JSON: {error}.", code="invalid_json") from None
+    if not isinstance(data, dict):
+        raise BadRequest("The body must be a JSON object.", code="invalid_json")
+    try:
+        return model.model_validate(without_nulls(data), strict=True)
+    except ValidationError as error:
+        raise bad_field(error) from None
+
+
+def without_nulls(value: Any) -> Any:
+    """`value` without the null members of its objects; lists of numbers (a prompt) are not walked."""
+    if isinstance(value, dict):
+        return {key: without_nulls(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list) and any(isinstance(item, dict) for item in value):
+        return [without_nulls(item) for item in value]
+    return value
+
+
+def bad_field(error: ValidationError) -> BadRequest:
+    """The first error of a validation, in OpenAI's words."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    param = first.get("ctx", {}).get("param") or field_path(first["loc"])
+    if first["type"] == "extra_forbidden":
+        return BadRequest(f"Unsupported field: {param!r} is not supported.", param=param, code="unsupported_parameter")
+    if first["type"] == "missing":
+        return BadRequest(f"Missing field: {param!r} is required.", param=param, code="missing_required_parameter")
+    message = first["msg"].removeprefix("Value error, ")
+    where = f"Invalid {param!r}: " if param else ""
+    return BadRequest(f"{where}{message}.", param=param, code="invalid_value")
+
+
+def field_path(location: Sequence[int | str]) -> str | None:
+    """('messages', 1, 'content') -> 'messages[1].content'."""
+    path = ""
+    for part in location:
+        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part
+    return path or None

@@ -1,0 +1,135 @@
+"""The command: `pagekv serve [MODEL]`.
+
+Nothing heavy is imported before the options are known to be good, so that `--help` and a typo answer at once.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import click
+
+from scheduler.config import EngineConfig, Recovery
+from server.version import VERSION
+
+UNITS = {"": 1, "B": 1}
+UNITS |= {f"{letter}iB": 1024 ** (power + 1) for power, letter in enumerate("KMGT")}
+UNITS |= {f"{letter}B": 1000 ** (power + 1) for power, letter in enumerate("KMGT")}
+
+
+class Memory(click.ParamType[int]):
+    """Bytes, with or without a unit: 512MiB, 2GiB, 1.5GB, 1073741824."""
+
+    name = "memory"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", str(value).strip())
+        units = {unit.lower(): size for unit, size in UNITS.items()}
+        if match is None or match[2].lower() not in units:
+            self.fail(f"{value!r} is not an amount of memory such as 2GiB, 512MiB or 1073741824 (bytes).", param, ctx)
+        size = int(float(match[1]) * units[match[2].lower()])
+        if size < 1:
+            self.fail(f"{value!r} is no memory at all.", param, ctx)
+        return size
+
+
+class PowerOfTwo(click.ParamType[int]):
+    name = "integer"
+
+    def __init__(self, largest: int) -> None:
+        self.largest = largest
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        text = str(value)
+        number = int(text) if text.isdecimal() else 0
+        if not 1 <= number <= self.largest or number & (number - 1):
+            self.fail(f"{value!r} is not a power of two from 1 to {self.largest}.", param, ctx)
+        return number
+
+
+POSITIVE = click.IntRange(min=1)
+DEFAULTS = EngineConfig()
+
+
+def option(name: str, **settings: Any) -> Any:
+    """An option that is also read from PAGEKV_<NAME>; a default of None is told in the help text."""
+    settings.setdefault("show_default", settings.get("default") is not None)
+    variable = "PAGEKV_" + name.removeprefix("--").replace("-", "_").upper()
+    return click.option(name, envvar=variable, show_envvar=True, **settings)
+
+
+@click.group(context_settings={"max_content_width": 120, "help_option_names": ["-h", "--help"]})
+@click.version_option(VERSION, prog_name="pagekv", message="%(prog)s %(version)s")
+def main() -> None:
+    """A paged KV-cache server for language models with OpenAI's API."""
+
+
+@main.command()
+@click.argument("model", required=False, envvar="PAGEKV_MODEL")
+@option("--host", default="127.0.0.1", help="Address to listen on.")
+@option("--port", default=8000, type=click.IntRange(0, 65535), help="TCP port; 0 picks a free one.")
+@option(
+    "--dtype",
+    default=DEFAULTS.dtype,
+    type=click.Choice(["auto", "float32", "bfloat16", "float16"]),
+    help="Of weights, compute and cache. auto: what the machine is fast in.",
+)
+@option("--device", default=DEFAULTS.device, type=click.Choice(["auto", "cpu", "cuda"]), help="Where the model runs.")
+@option("--block-size", default=DEFAULTS.block_size, type=PowerOfTwo(128), help="Tokens per block; a power of two.")
+@option("--kv-memory", type=Memory(), help="Cache size: bytes, or 512MiB, 2GiB. [default: a share of free memory]")
+@option("--num-blocks", type=POSITIVE, help="Cache size in blocks; goes before --kv-memory.")
+@option("--max-model-len", type=POSITIVE, help="Tokens of prompt and output together. [default: the model's own]")
+@option("--max-num-seqs", default=DEFAULTS.max_num_seqs, type=POSITIVE, help="Requests that run at once.")
+@option(
+    "--max-num-batched-tokens",
+    default=DEFAULTS.max_num_batched_tokens,
+    type=POSITIVE,
+    help="Tokens computed in one step.",
+)
+@option(
+    "--recovery",
+    default=DEFAULTS.recovery.value,
+    type=click.Choice([policy.value for policy in Recovery]),
+    help="After a lost block: repair it alone, or compute all that follows (truncate).",
+)
+@option(
+    "--partial-reuse",
+    default="on",
+    type=click.Choice(["on", "off"]),
+    help="Copy the leading tokens that a block shares with a cached one.",
+)
+@option("--served-model-name", help="What clients call the model. [default: the model's own name]")
+@option("--threads", type=POSITIVE, help="Compute threads. [default: all cores this process may use]")
+@option(
+    "--log-level",
+    default="info",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    help="debug also logs each HTTP request.",
+)
+def serve(
+    host: str,
+    port: int,
+    served_model_name: str | None,
+    log_level: str,
+    recovery: str,
+    partial_reuse: str,
+    **engine_options: Any,
+) -> None:
+    """Serve MODEL over HTTP: a .gguf file, a local Hugging Face directory, or a hub id.
+
+    Without MODEL, serve SmolLM2-135M-Instruct.
+    """
+    config = EngineConfig(recovery=Recovery(recovery), partial_reuse=partial_reuse == "on", **engine_options)
+    from server.serve import ServeError, run
+
+    try:
+        run(config, host=host, port=port, model_name=served_model_name, log_level=log_level)
+    except ServeError as error:
+        raise click.ClickException(str(error)) from None
+
+
+if __name__ == "__main__":
+    main()

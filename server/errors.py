@@ -1,0 +1,102 @@
+"""What goes wrong between a request and its answer, and how OpenAI's API spells it.
+
+ApiError                    any error with an HTTP status and OpenAI's error object
++-- BadRequest              400: the body is not JSON, or a field has a bad value
+|   +-- ContextTooLong      400: prompt and max_tokens exceed the model's context
++-- UnknownModel            404
++-- BodyTooLarge            413
++-- EngineFailure           500: the engine failed this request
++-- Unavailable             503: the engine is gone, or the server is shutting down
+ClientDisconnected          nobody is left to answer
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+from starlette.responses import Response
+
+
+class ApiError(Exception):
+    """An error that is answered as `{"error": {"message", "type", "param", "code"}}`.
+
+    `param` is the path of the field at fault, such as `messages[1].content`.
+    """
+
+    status = 500
+    kind = "server_error"
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.code = code
+
+    def body(self) -> dict[str, Any]:
+        return error_body(self.message, kind=self.kind, param=self.param, code=self.code)
+
+
+class BadRequest(ApiError):
+    status = 400
+    kind = "invalid_request_error"
+
+
+class ContextTooLong(BadRequest):
+    """Names both numbers: what the request wants and what the model has, in tokens."""
+
+    def __init__(self, prompt_tokens: int, max_tokens: int | None, max_model_len: int, *, param: str) -> None:
+        wanted = f"{prompt_tokens} tokens of prompt"
+        if max_tokens is None:
+            wanted += " and room for at least 1 token of output"
+        else:
+            wanted += f" + {max_tokens} of output (max_tokens) = {prompt_tokens + max_tokens} tokens"
+        super().__init__(
+            f"This model's maximum context length is {max_model_len} tokens, but the request needs {wanted}.",
+            param=param,
+            code="context_length_exceeded",
+        )
+
+
+class UnknownModel(ApiError):
+    status = 404
+    kind = "invalid_request_error"
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"The model {name!r} does not exist.", param="model", code="model_not_found")
+
+
+class BodyTooLarge(ApiError):
+    status = 413
+    kind = "invalid_request_error"
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"The request body is larger than {limit} bytes.", code="request_too_large")
+
+
+class EngineFailure(ApiError):
+    def __init__(self, message: str) -> None:
+        super().__init__(message, code="engine_error")
+
+
+class Unavailable(ApiError):
+    status = 503
+    kind = "service_unavailable"
+
+
+class ClientDisconnected(Exception):
+    """The client closed its connection before the answer was complete."""
+
+
+def error_body(
+    message: str, *, kind: str = "invalid_request_error", param: str | None = None, code: str | None = None
+) -> dict[str, Any]:
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def json_response(content: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(orjson.dumps(content), status, headers, media_type="application/json")
+
+
+def error_response(error: ApiError) -> Response:
+    return json_response(error.body(), error.status)

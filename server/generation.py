@@ -1,0 +1,34 @@
+"""One answer while it is made: the requests of one body, their stream, and a Choice for each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from scheduler.messages import GenerationRequest
+from server.async_engine import AsyncEngine
+from server.choice import Choice, Delta
+
+
+class Generation:
+    """Deltas of all choices in the order they are made. `close` aborts whatever has not ended; it may be called twice."""
+
+    def __init__(self, engine: AsyncEngine, requests: Sequence[GenerationRequest], choices: Sequence[Choice]) -> None:
+        self.choices = choices
+        self._stream = engine.generate(requests)
+
+    async def next(self) -> tuple[int, Delta] | None:
+        """The next delta and the index of its choice, or None when all have ended. Raises ApiError."""
+        async for index, output in self._stream:
+            delta = self.choices[index].push(output)
+            if delta.finish_reason is not None:
+                self._stream.finish(index)
+            return index, delta
+        return None
+
+    async def run(self) -> None:
+        """To the end, for an answer that is sent whole."""
+        while await self.next() is not None:
+            pass
+
+    def close(self) -> None:
+        self._stream.close()

@@ -1,0 +1,113 @@
+"""From the prompt fields of a body to token ids that the engine can take as they are."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from scheduler.messages import EngineInfo
+from server.errors import BadRequest, ContextTooLong
+from server.protocol import MAX_PROMPTS, ChatBody, CompletionBody
+
+if TYPE_CHECKING:
+    from server.tokenizer import Tokenizer
+
+TOKENIZER_THREADS = 2
+
+Result = TypeVar("Result")
+
+
+class PromptEncoder:
+    """Turns text into ids on a small pool of threads, so that a long prompt does not hold up the event loop."""
+
+    def __init__(self, tokenizer: Tokenizer, info: EngineInfo) -> None:
+        self._tokenizer = tokenizer
+        self._info = info
+        self._pool = ThreadPoolExecutor(TOKENIZER_THREADS, thread_name_prefix="tokenizer")
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    async def completion(self, body: CompletionBody) -> list[tuple[int, ...]]:
+        """Ids of each prompt of the body, none empty, all within the vocabulary. Raises BadRequest."""
+        named = split_prompts(body.prompt)
+        return [await self._encode(prompt, param) for prompt, param in named]
+
+    async def chat(self, body: ChatBody) -> tuple[int, ...]:
+        """Ids of the conversation as the model's chat template spells it. Raises BadRequest."""
+        if not self._tokenizer.has_chat_template:
+            raise BadRequest("This model has no chat template; use /v1/completions.", param="messages")
+        messages = [message.for_template() for message in body.messages]
+        try:
+            ids = await self._in_pool(lambda: self._tokenizer.apply_chat_template(messages))
+        except Exception as error:  # a template may refuse roles or their order, in words of its own
+            raise BadRequest(f"The chat template does not take these messages: {error}", param="messages") from error
+        if not ids:
+            raise BadRequest("The messages give an empty prompt.", param="messages", code="empty_prompt")
+        return tuple(ids)
+
+    async def _encode(self, prompt: str | list[int], param: str) -> tuple[int, ...]:
+        if not prompt:
+            raise BadRequest(f"Invalid {param!r}: the prompt is empty.", param=param, code="empty_prompt")
+        if isinstance(prompt, list):
+            check_ids(prompt, self._info.vocab_size, param)
+            return tuple(prompt)
+        ids = await self._in_pool(lambda: self._tokenizer.encode(prompt))
+        if not ids:
+            raise BadRequest(f"Invalid {param!r}: the prompt has no tokens.", param=param, code="empty_prompt")
+        return tuple(ids)
+
+    async def _in_pool(self, work: Callable[[], Result]) -> Result:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+
+
+def split_prompts(value: Any) -> list[tuple[str | list[int], str]]:
+    """Prompts with the path of each: a string, a list of strings, a list of ids, or a list of lists of ids."""
+    if isinstance(value, str):
+        return [(value, "prompt")]
+    if not isinstance(value, list):
+        raise BadRequest(
+            "Invalid 'prompt': a string, a list of strings, a list of token ids or a list of such lists is wanted.",
+            param="prompt",
+            code="invalid_value",
+        )
+    if not value:
+        raise BadRequest("Invalid 'prompt': the prompt is empty.", param="prompt", code="empty_prompt")
+    if not isinstance(value[0], (str, list)):
+        return [(value, "prompt")]
+    if len(value) > MAX_PROMPTS:
+        message = f"Invalid 'prompt': at most {MAX_PROMPTS} prompts are supported in one request, not {len(value)}."
+        raise BadRequest(message, param="prompt", code="too_many_prompts")
+    kind = type(value[0])
+    for index, prompt in enumerate(value):
+        if type(prompt) is not kind:
+            param = f"prompt[{index}]"
+            raise BadRequest(f"Invalid {param!r}: not of the kind of prompt[0].", param=param, code="invalid_value")
+    return [(prompt, f"prompt[{index}]") for index, prompt in enumerate(value)]
+
+
+def check_ids(ids: Sequence[Any], vocab_size: int, param: str) -> None:
+    """Every id is an integer in [0, vocab_size); the first that is not is named with its index."""
+    for index, token_id in enumerate(ids):
+        if type(token_id) is not int:
+            path = f"{param}[{index}]"
+            raise BadRequest(f"Invalid {path!r}: a token id is an integer.", param=path, code="invalid_value")
+        if not 0 <= token_id < vocab_size:
+            path = f"{param}[{index}]"
+            message = f"Invalid {path!r}: token id {token_id} is outside the vocabulary of {vocab_size} tokens."
+            raise BadRequest(message, param=path, code="invalid_token_id")
+
+
+def room_for_output(prompt_tokens: int, wanted: int | None, default: int | None, info: EngineInfo, param: str) -> int:
+    """Tokens to generate at most: `wanted`, which must fit, or `default` (None: all) as far as the context has room.
+
+    Raises ContextTooLong.
+    """
+    room = info.max_model_len - prompt_tokens
+    if room < (wanted or 1):
+        raise ContextTooLong(prompt_tokens, wanted, info.max_model_len, param=param)
+    if wanted is not None:
+        return wanted
+    return room if default is None else min(default, room)

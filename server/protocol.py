@@ -1,0 +1,179 @@
+"""The bodies of requests, field by field. Whatever is not here is refused by name; nothing is accepted and ignored.
+
+A field whose only supported value is the one that means "off" (`n` of 1, no `tools`) takes that value alone, so that a
+client which always sends it works, and one which wants the feature is told.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic_core import PydanticCustomError
+
+MAX_STOPS = 16
+MAX_STOP_CHARS = 1024
+MAX_LOGPROBS = 20
+MAX_PROMPTS = 128  # in one body
+INT64 = 2**63
+
+
+def conflict(param: str, message: str) -> PydanticCustomError:
+    """Two fields that do not go together; `param` is the one to blame."""
+    return PydanticCustomError("conflict", "{message}", {"param": param, "message": message})
+
+
+class StrictModel(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
+
+
+class StreamOptions(StrictModel):
+    include_usage: bool = False
+
+
+class GenerationBody(StrictModel):
+    """What completions and chat completions share: how tokens are chosen, when to stop, how to answer."""
+
+    model: str | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = Field(None, ge=1)
+    n: int = Field(1, ge=1, le=1)
+    temperature: float = Field(1.0, ge=0.0, le=100.0)
+    top_p: float = Field(1.0, gt=0.0, le=1.0)
+    top_k: int = Field(0, ge=-1)
+    min_p: float = Field(0.0, ge=0.0, le=1.0)
+    seed: int | None = Field(None, ge=-INT64, lt=INT64)
+    repetition_penalty: float = Field(1.0, ge=0.01, le=100.0)
+    presence_penalty: float = Field(0.0, ge=-2.0, le=2.0)
+    frequency_penalty: float = Field(0.0, ge=-2.0, le=2.0)
+    logit_bias: dict[str, float] | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: list[Annotated[int, Field(ge=0)]] = Field(default_factory=list, max_length=1024)
+    ignore_eos: bool = False
+    min_tokens: int = Field(0, ge=0)
+    include_stop_str_in_output: bool = False
+    priority: int = Field(0, ge=-INT64, lt=INT64)
+    user: str | None = None
+
+    @field_validator("stop", mode="wrap")
+    @classmethod
+    def one_or_more_stops(cls, value: Any, _: Any) -> tuple[str, ...]:
+        """A string or a list of strings. Written out so that an error names `stop`, not a branch of a union."""
+        stops = [value] if isinstance(value, str) else value
+        if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
+            raise ValueError("a string or a list of strings is wanted")
+        if len(stops) > MAX_STOPS:
+            raise ValueError(f"at most {MAX_STOPS} stop strings are supported, not {len(stops)}")
+        if any(not 1 <= len(stop) <= MAX_STOP_CHARS for stop in stops):
+            raise ValueError(f"a stop string has from 1 to {MAX_STOP_CHARS} characters")
+        return tuple(stops)
+
+    @field_validator("logit_bias")
+    @classmethod
+    def no_bias(cls, value: dict[str, float] | None) -> dict[str, float] | None:
+        if value:
+            raise ValueError("a bias on logits is not supported")
+        return value
+
+    @model_validator(mode="after")
+    def check_together(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            raise conflict("stream_options", "it is allowed only with stream=true")
+        limit = self.wanted_tokens
+        if limit is not None and self.min_tokens > limit:
+            raise conflict("min_tokens", f"{self.min_tokens} is above max_tokens, which is {limit}")
+        return self
+
+    @property
+    def wanted_tokens(self) -> int | None:
+        """The most tokens to generate, where the client said so."""
+        return self.max_tokens
+
+    @property
+    def include_usage(self) -> bool:
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def logprobs_wanted(self) -> int | None:
+        """Alternatives per token: 0 for the chosen token alone, None for no logprobs at all."""
+        raise NotImplementedError
+
+
+class CompletionBody(GenerationBody):
+    prompt: Any  # split and checked by server/prompt.py, which can name prompt[3][17]
+    logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    best_of: int = Field(1, ge=1, le=1)
+    echo: bool = False
+
+    @field_validator("echo")
+    @classmethod
+    def no_echo(cls, value: bool) -> bool:
+        if value:
+            raise ValueError("repeating the prompt in the answer is not supported")
+        return value
+
+    @property
+    def logprobs_wanted(self) -> int | None:
+        return self.logprobs
+
+
+class TextPart(StrictModel):
+    type: Literal["text"]
+    text: str
+
+
+class Message(StrictModel):
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str
+
+    @field_validator("content", mode="before")
+    @classmethod
+    def join_parts(cls, value: Any) -> Any:
+        """A list of text parts is their texts, one a line, as chat templates of text models expect one string."""
+        if not isinstance(value, list):
+            return value
+        return "\n".join(TextPart.model_validate(part, strict=True).text for part in value)
+
+    def for_template(self) -> dict[str, str]:
+        """`developer` is OpenAI's newer word for `system`, which is the one templates know."""
+        return {"role": "system" if self.role == "developer" else self.role, "content": self.content}
+
+
+class TextFormat(StrictModel):
+    type: Literal["text"]
+
+
+class ChatBody(GenerationBody):
+    messages: list[Message] = Field(min_length=1, max_length=4096, fail_fast=True)
+    max_completion_tokens: int | None = Field(None, ge=1)
+    logprobs: bool = False
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    response_format: TextFormat | None = None
+    tools: list[Any] = Field(default_factory=list)
+    tool_choice: Literal["none"] = "none"
+    metadata: dict[str, str] | None = None
+    store: bool = False
+
+    @field_validator("tools")
+    @classmethod
+    def no_tools(cls, value: list[Any]) -> list[Any]:
+        if value:
+            raise ValueError("tools are not supported")
+        return value
+
+    @model_validator(mode="after")
+    def check_chat(self) -> Self:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise conflict("top_logprobs", "it is allowed only with logprobs=true")
+        if self.max_tokens is not None and self.wanted_tokens != self.max_tokens:
+            raise conflict("max_completion_tokens", "it differs from max_tokens, the older name of the same field")
+        return self
+
+    @property
+    def wanted_tokens(self) -> int | None:
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def logprobs_wanted(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None

@@ -1,0 +1,36 @@
+"""From the sampling fields of a body to what the engine samples by."""
+
+from __future__ import annotations
+
+import secrets
+
+from scheduler.messages import EngineInfo, SamplingParams
+from server.errors import BadRequest
+from server.prompt import check_ids
+from server.protocol import GenerationBody
+
+GREEDY_BELOW = 1e-5  # a temperature that small is greedy in all but rounding, and would overflow the logits
+SEED_MASK = 2**63 - 1
+
+
+def sampling_params(body: GenerationBody, max_tokens: int, info: EngineInfo) -> SamplingParams:
+    """Raises BadRequest where a token id is unknown, or where the context leaves less than `min_tokens`."""
+    check_ids(body.stop_token_ids, info.vocab_size, "stop_token_ids")
+    if body.min_tokens > max_tokens:
+        message = f"Invalid 'min_tokens': {body.min_tokens} is above the {max_tokens} tokens that may be generated."
+        raise BadRequest(message, param="min_tokens", code="invalid_value")
+    return SamplingParams(
+        max_tokens=max_tokens,
+        seed=(secrets.randbits(63) if body.seed is None else body.seed) & SEED_MASK,
+        temperature=0.0 if body.temperature < GREEDY_BELOW else body.temperature,
+        top_p=body.top_p,
+        top_k=max(body.top_k, 0),
+        min_p=body.min_p,
+        repetition_penalty=body.repetition_penalty,
+        presence_penalty=body.presence_penalty,
+        frequency_penalty=body.frequency_penalty,
+        logprobs=body.logprobs_wanted,
+        stop_token_ids=tuple(body.stop_token_ids),
+        ignore_eos=body.ignore_eos,
+        min_tokens=body.min_tokens,
+    )

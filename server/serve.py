@@ -1,0 +1,169 @@
+"""From a configuration to a listening server, and to a clean end of it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+import uvicorn
+
+from scheduler.config import EngineConfig
+from scheduler.messages import EngineInfo, StepOutput
+from server.app import create_app
+from server.async_engine import AsyncEngine, EngineLike
+from server.state import ServerSettings
+from server.version import VERSION
+
+GRACE = 5  # seconds that clients get, at the end, to read what was already said
+BACKLOG = 2048  # connections that wait to be accepted
+
+log = logging.getLogger("pagekv")
+
+
+class ServeError(Exception):
+    """The server cannot start; the message is one line for the operator."""
+
+
+def run(config: EngineConfig, *, host: str, port: int, model_name: str | None, log_level: str) -> None:
+    """Serve until SIGINT or SIGTERM. Raises ServeError when the port or the model cannot be had."""
+    set_up_logging(log_level)
+    with bind(host, port) as listener, interruptible():
+        engine, info = start_engine(config)
+        try:
+            listen(listener, engine, info, model_name, log_level)
+        finally:
+            engine.stop_now()
+
+
+def set_up_logging(level: str) -> None:
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    log.setLevel(level.upper())
+    logging.getLogger("uvicorn").setLevel("DEBUG" if level == "debug" else "WARNING")
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A bound socket that does not listen yet: a taken port is known before the model is loaded, and no client
+    connects to a server that cannot answer."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise ServeError(f"cannot listen on {host}: {error.strerror or error}") from None
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError as error:
+        listener.close()
+        raise ServeError(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
+    return listener
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+    """While the model loads, SIGTERM ends the process as Ctrl-C does, with no traceback."""
+    previous = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    except KeyboardInterrupt:
+        leave(signal.SIGINT, None)
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def leave(signum: int, _: FrameType | None) -> NoReturn:
+    raise SystemExit(128 + signum)
+
+
+def start_engine(config: EngineConfig) -> tuple[AsyncEngine, EngineInfo]:
+    from scheduler.engine_thread import EngineThread
+
+    def make_engine(deliver: Callable[[StepOutput], None]) -> EngineLike:
+        return EngineThread(config, deliver, progress=True)
+
+    engine = AsyncEngine(make_engine)
+    try:
+        return engine, engine.start()
+    except Exception as error:
+        log.debug("the engine did not start", exc_info=True)
+        raise ServeError(one_line(error)) from None
+
+
+def listen(
+    listener: socket.socket, engine: AsyncEngine, info: EngineInfo, model_name: str | None, log_level: str
+) -> None:
+    from server.tokenizer import Tokenizer
+
+    try:
+        tokenizer = Tokenizer.load(info.model_path)
+    except Exception as error:
+        log.debug("the tokenizer did not load", exc_info=True)
+        raise ServeError(f"cannot load the tokenizer of {info.model_path}: {one_line(error)}") from None
+    settings = ServerSettings(model_name or info.model_name or Path(info.model_path).stem)
+    app = create_app(engine, info, tokenizer, settings)
+    config = uvicorn.Config(
+        app,
+        loop="uvloop",
+        http="httptools",
+        ws="none",
+        log_config=None,
+        access_log=log_level == "debug",
+        backlog=BACKLOG,
+        server_header=False,
+        timeout_graceful_shutdown=GRACE,
+    )
+    server = Server(config, engine, greeting(listener, info, settings))
+    try:
+        server.run(sockets=[listener])
+    except OSError as error:
+        raise ServeError(f"cannot listen: {error.strerror or error}") from None
+
+
+def greeting(listener: socket.socket, info: EngineInfo, settings: ServerSettings) -> str:
+    host, port = listener.getsockname()[:2]
+    url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return (
+        f"pagekv {VERSION} serves {settings.model_name} on {url} "
+        f"({info.device}, {info.dtype}, {info.num_blocks} blocks x {info.block_size} tokens, "
+        f"max_model_len {info.max_model_len})"
+    )
+
+
+def one_line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+class Server(uvicorn.Server):
+    """Says where it listens; at the end, stops the engine first, so that running streams end rather than run on."""
+
+    def __init__(self, config: uvicorn.Config, engine: AsyncEngine, greeting: str) -> None:
+        super().__init__(config)
+        self._engine = engine
+        self._greeting = greeting
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        log.info(self._greeting)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        log.info("shutting down")
+        await self._engine.stop()
+        await super().shutdown(sockets)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """As uvicorn's, but a signal that was obeyed is not raised again: an asked-for end is exit code 0."""
+        before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
