@@ -108,6 +108,8 @@ class _Values:
             if len(set(value)) != 1:
                 raise UnsupportedModel(f"{self._file.path}: {self._prefix}.{key} differs between layers: {value}")
             value = value[0]
+        if int(value) <= 0 and default != 0:
+            raise BadWeights(f"{self._file.path}: {self._prefix}.{key} is {value}.")
         return int(value)
 
     def number(self, key: str, default: float | None = None) -> float:

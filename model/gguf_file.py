@@ -109,6 +109,7 @@ class _HeaderReader(GGUFReader):
     def _skip_strings(self, offset: int, count: int) -> int:
         order = "<" if self.byte_order == "I" else ">"
         length = struct.Struct(f"{order}Q")
+        buffer = self.data.data
         for _ in range(count):
-            offset += 8 + int(length.unpack_from(self.data.data, offset)[0])
+            offset += 8 + int(length.unpack_from(buffer, offset)[0])
         return offset
