@@ -1,0 +1,35 @@
+"""The matrix products of the network: one place, because their row counts decide their bits (see model/numerics.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional
+
+from model.numerics import padded_rows
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """y = x W^T + b, with W [out_features, in_features] as checkpoints store it."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None = None
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        """rows [n, in_features] -> [n, out_features]; a row's bits do not depend on n or on the other rows.
+
+        Callers pad once (`pad_rows`) and keep the padded rows from product to product; rows that come unpadded are
+        a bug of ours, since they would be right and yet not the same.
+        """
+        assert rows.shape[0] == padded_rows(rows.shape[0], rows.device), "row count is not padded"
+        return functional.linear(rows, self.weight, self.bias)
+
+
+def fuse(parts: Sequence[Linear]) -> Linear:
+    """One product in place of several on the same input: outputs side by side, in the order of `parts`."""
+    biases = [part.bias for part in parts if part.bias is not None]
+    weight = torch.cat([part.weight for part in parts])
+    return Linear(weight, torch.cat(biases) if biases else None)
