@@ -87,6 +87,12 @@ def test_every_metric_asked_for_is_exported(expression: str, exported: dict[str,
     assert [name for name in names if name not in exported] == []
 
 
+def test_every_metric_the_readme_names_is_exported(exported: dict[str, set[str]]) -> None:
+    names = METRIC.findall((ROOT / "README.md").read_text(encoding="utf-8"))
+    assert names
+    assert [name for name in names if not {name, f"{name}_bucket"} & exported.keys()] == []
+
+
 @pytest.mark.parametrize("expression", [*dashboard_expressions(), *rule_expressions()])
 def test_every_label_asked_for_is_exported(expression: str, exported: dict[str, set[str]]) -> None:
     names = METRIC.findall(expression)
