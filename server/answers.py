@@ -5,13 +5,11 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from server.choice import Choice, Delta, TokenEntry
 from server.logprobs import chat_logprobs, completion_logprobs
-
-if TYPE_CHECKING:
-    from server.tokenizer import Tokenizer
+from server.tokenizer import Tokenizer
 
 Json = dict[str, Any]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
@@ -18,10 +17,8 @@ from server.metrics import EngineMetrics
 from server.prompt import PromptEncoder
 from server.routes import chat, completions, models, operations
 from server.state import ServerSettings, ServerState
+from server.tokenizer import Tokenizer
 from server.version import VERSION
-
-if TYPE_CHECKING:
-    from server.tokenizer import Tokenizer
 
 
 def create_app(engine: AsyncEngine, info: EngineInfo, tokenizer: Tokenizer, settings: ServerSettings) -> FastAPI:

@@ -30,12 +30,6 @@ class EngineLike(Protocol):
     def submit(self, request: GenerationRequest) -> None: ...
     def abort(self, request_id: str) -> None: ...
     def stop(self) -> None: ...
-    def stop_now(self) -> None:
-        """Stop an engine whose event loop is gone, or never was. Idempotent; blocks until its step has ended."""
-        if not self._stopping:
-            self._stopping = True
-            self._engine.stop()
-
     @property
     def alive(self) -> bool: ...
 
@@ -86,6 +80,12 @@ class AsyncEngine:
         self._drain()
         self._fail_all("The engine has stopped.", FinishReason.ABORT)
         self._loop = None
+
+    def stop_now(self) -> None:
+        """Stop an engine whose event loop is gone, or never was. Idempotent; blocks until its step has ended."""
+        if not self._stopping:
+            self._stopping = True
+            self._engine.stop()
 
     @property
     def alive(self) -> bool:

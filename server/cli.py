@@ -6,12 +6,15 @@ Nothing heavy is imported before the options are known to be good, so that `--he
 from __future__ import annotations
 
 import re
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import click
 
 from scheduler.config import EngineConfig, Recovery
 from server.version import VERSION
+
+Command = TypeVar("Command", bound=Callable[..., Any])
 
 UNITS = {"": 1, "B": 1}
 UNITS |= {f"{letter}iB": 1024 ** (power + 1) for power, letter in enumerate("KMGT")}
@@ -54,7 +57,7 @@ POSITIVE = click.IntRange(min=1)
 DEFAULTS = EngineConfig()
 
 
-def option(name: str, **settings: Any) -> Any:
+def option(name: str, **settings: Any) -> Callable[[Command], Command]:
     """An option that is also read from PAGEKV_<NAME>; a default of None is told in the help text."""
     settings.setdefault("show_default", settings.get("default") is not None)
     variable = "PAGEKV_" + name.removeprefix("--").replace("-", "_").upper()

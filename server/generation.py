@@ -10,7 +10,7 @@ from server.choice import Choice, Delta
 
 
 class Generation:
-    """Deltas of all choices in the order they are made. `close` aborts whatever has not ended; it may be called twice."""
+    """Deltas of all choices in the order they are made. `close` aborts whatever has not ended, and may be repeated."""
 
     def __init__(self, engine: AsyncEngine, requests: Sequence[GenerationRequest], choices: Sequence[Choice]) -> None:
         self.choices = choices

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from server.choice import TokenEntry
-
-if TYPE_CHECKING:
-    from server.tokenizer import Tokenizer
+from server.tokenizer import Tokenizer
 
 LOWEST = -9999.0  # JSON has no infinity; vLLM's stand-in for it
 
@@ -17,12 +15,13 @@ def completion_logprobs(entries: Sequence[TokenEntry], tokenizer: Tokenizer) -> 
     """`top_logprobs` always holds the chosen token too, so there may be one more than was asked for."""
     tops = []
     for entry in entries:
-        top = {tokenizer.token_text(token_id): finite(value) for token_id, value in entry.logprobs.top}
-        top.setdefault(tokenizer.token_text(entry.logprobs.token_id), finite(entry.logprobs.logprob))
+        top: dict[str, float] = {}
+        for token_id, value in (*entry.logprobs.top, (entry.logprobs.token_id, entry.logprobs.logprob)):
+            top.setdefault(label(token_id, tokenizer), finite(value))
         tops.append(top)
     return {
         "text_offset": [entry.text_offset for entry in entries],
-        "tokens": [tokenizer.token_text(entry.logprobs.token_id) for entry in entries],
+        "tokens": [label(entry.logprobs.token_id, tokenizer) for entry in entries],
         "token_logprobs": [finite(entry.logprobs.logprob) for entry in entries],
         "top_logprobs": tops,
     }
@@ -39,8 +38,21 @@ def chat_logprobs(entries: Sequence[TokenEntry], tokenizer: Tokenizer) -> dict[s
 
 
 def describe(token_id: int, logprob: float, tokenizer: Tokenizer) -> dict[str, Any]:
-    text = tokenizer.token_text(token_id)
-    return {"token": text, "logprob": finite(logprob), "bytes": list(text.encode())}
+    return {
+        "token": tokenizer.token_text(token_id),
+        "logprob": finite(logprob),
+        "bytes": list(tokenizer.token_bytes(token_id)),
+    }
+
+
+def label(token_id: int, tokenizer: Tokenizer) -> str:
+    """The token's text, or OpenAI's `bytes:\\xe2\\x80` where it is part of a character: unlike U+FFFD, that tells two
+    such tokens apart."""
+    data = tokenizer.token_bytes(token_id)
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
 
 def finite(logprob: float) -> float:

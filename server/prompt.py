@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from scheduler.messages import EngineInfo
 from server.errors import BadRequest, ContextTooLong
 from server.protocol import MAX_PROMPTS, ChatBody, CompletionBody
-
-if TYPE_CHECKING:
-    from server.tokenizer import Tokenizer
+from server.tokenizer import Tokenizer, TokenizerError
 
 TOKENIZER_THREADS = 2
 
@@ -37,13 +35,11 @@ class PromptEncoder:
 
     async def chat(self, body: ChatBody) -> tuple[int, ...]:
         """Ids of the conversation as the model's chat template spells it. Raises BadRequest."""
-        if not self._tokenizer.has_chat_template:
-            raise BadRequest("This model has no chat template; use /v1/completions.", param="messages")
         messages = [message.for_template() for message in body.messages]
         try:
             ids = await self._in_pool(lambda: self._tokenizer.apply_chat_template(messages))
-        except Exception as error:  # a template may refuse roles or their order, in words of its own
-            raise BadRequest(f"The chat template does not take these messages: {error}", param="messages") from error
+        except TokenizerError as error:  # a template may refuse roles or their order, in words of its own
+            raise BadRequest(str(error), param="messages", code="invalid_messages") from error
         if not ids:
             raise BadRequest("The messages give an empty prompt.", param="messages", code="empty_prompt")
         return tuple(ids)
@@ -54,7 +50,10 @@ class PromptEncoder:
         if isinstance(prompt, list):
             check_ids(prompt, self._info.vocab_size, param)
             return tuple(prompt)
-        ids = await self._in_pool(lambda: self._tokenizer.encode(prompt))
+        try:
+            ids = await self._in_pool(lambda: self._tokenizer.encode(prompt))
+        except TokenizerError as error:
+            raise BadRequest(f"Invalid {param!r}: {error}", param=param, code="invalid_value") from error
         if not ids:
             raise BadRequest(f"Invalid {param!r}: the prompt has no tokens.", param=param, code="empty_prompt")
         return tuple(ids)

@@ -27,13 +27,19 @@ async def respond(
     answer: Format,
     prompts: Sequence[tuple[int, ...]],
     params: Sequence[SamplingParams],
+    *,
+    continues: bool,
 ) -> Response:
-    """One choice for each prompt. Raises ApiError until the first output is there; later errors go into the stream."""
+    """One choice for each prompt, whose text it `continues`, or else answers with a text of its own.
+
+    Raises ApiError until the first output is there; later errors go into the stream.
+    """
     requests = [
         GenerationRequest(f"{answer.id}-{index}", prompt, params[index], body.priority)
         for index, prompt in enumerate(prompts)
     ]
-    generation = Generation(server.engine, requests, [make_choice(server, body, each) for each in params])
+    choices = [make_choice(server, body, each, continues) for each in params]
+    generation = Generation(server.engine, requests, choices)
     try:
         if body.stream:
             first = await until_disconnect(request.receive, generation.next())
@@ -45,12 +51,12 @@ async def respond(
     except BaseException:
         generation.close()
         raise
-    return json_response(answer.whole(generation.choices))
+    return json_response(answer.whole(choices))
 
 
-def make_choice(server: ServerState, body: GenerationBody, params: SamplingParams) -> Choice:
+def make_choice(server: ServerState, body: GenerationBody, params: SamplingParams, continues: bool) -> Choice:
     return Choice(
-        Detokenizer(server.tokenizer),
+        Detokenizer(server.tokenizer, after_prompt=continues),
         params,
         frozenset(server.info.eos_token_ids),
         body.stop,

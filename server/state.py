@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 
@@ -13,9 +12,7 @@ from server.async_engine import AsyncEngine
 from server.errors import UnknownModel
 from server.metrics import EngineMetrics
 from server.prompt import PromptEncoder
-
-if TYPE_CHECKING:
-    from server.tokenizer import Tokenizer
+from server.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)

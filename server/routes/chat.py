@@ -31,4 +31,4 @@ async def create_chat_completion(request: Request) -> Response:
         logprobs=body.logprobs,
         include_usage=body.include_usage,
     )
-    return await respond(request, server, body, answer, [ids], [params])
+    return await respond(request, server, body, answer, [ids], [params], continues=False)

@@ -37,4 +37,4 @@ async def create_completion(request: Request) -> Response:
         logprobs=body.logprobs_wanted is not None,
         include_usage=body.include_usage,
     )
-    return await respond(request, server, body, answer, prompts, params)
+    return await respond(request, server, body, answer, prompts, params, continues=True)

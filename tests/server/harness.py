@@ -1,0 +1,93 @@
+"""A real HTTP server on a thread, around a fake engine and a tokenizer of bytes."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import httpx
+import uvicorn
+
+from server.app import create_app
+from server.async_engine import AsyncEngine
+from server.state import ServerSettings
+from server.tokenizer import ChatTemplateError
+from tests.server.fake_engine import EOS, INFO, FakeEngine
+
+
+class ByteTokenizer:
+    """Ids 0..255 are bytes; EOS is special and has no text. Its chat template wants users to be polite."""
+
+    special_token_ids = frozenset({EOS})
+    strips_leading_space = False
+    has_chat_template = True
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return list(text.encode())
+
+    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], **_: Any) -> list[int]:
+        if any(message["content"] == "rude" for message in messages):
+            raise ChatTemplateError("The model's chat template does not accept these messages: be polite")
+        return self.encode("".join(f"<{message['role']}>{message['content']}" for message in messages) + "<assistant>")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return bytes([token_id]) if token_id < 256 else b"<eos>" if token_id == EOS else b""
+
+    def token_text(self, token_id: int) -> str:
+        return self.token_bytes(token_id).decode("utf-8", "replace")
+
+
+@dataclass
+class Running:
+    url: str
+    engine: FakeEngine
+    bridge: AsyncEngine
+    server: uvicorn.Server
+
+    def post(self, path: str, body: Any) -> httpx.Response:
+        return httpx.post(self.url + path, json=body, timeout=20)
+
+
+@contextmanager
+def serve(settings: ServerSettings | None = None, **options: Any) -> Iterator[Running]:
+    """A server around `FakeEngine(**options)`; it and all its threads have ended when the block is left."""
+    made: list[FakeEngine] = []
+
+    def make(deliver: Callable[[Any], None]) -> FakeEngine:
+        made.append(FakeEngine(deliver, **options))
+        return made[0]
+
+    bridge = AsyncEngine(make)
+    info = bridge.start()
+    app = create_app(bridge, info, ByteTokenizer(), settings or ServerSettings("toy"))  # type: ignore[arg-type]
+    listener = socket.create_server(("127.0.0.1", 0))
+    config = uvicorn.Config(app, log_config=None, ws="none", timeout_graceful_shutdown=5)
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])), name="http")
+    thread.start()
+    try:
+        until(lambda: server.started)
+        yield Running(f"http://127.0.0.1:{listener.getsockname()[1]}", made[0], bridge, server)
+    finally:
+        server.should_exit = True
+        thread.join()
+        bridge.stop_now()
+
+
+def until(true: Callable[[], bool], seconds: float = 10.0) -> None:
+    """Wait for a condition of another thread, for so long at most."""
+    deadline = time.monotonic() + seconds
+    while not true():
+        if time.monotonic() > deadline:
+            raise AssertionError("it did not come true in time")
+        time.sleep(0.005)
+
+
+def small(max_model_len: int) -> Any:
+    return replace(INFO, max_model_len=max_model_len)
