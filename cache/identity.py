@@ -17,10 +17,10 @@ BlockHash = NewType("BlockHash", bytes)
 
 @dataclass(frozen=True, slots=True)
 class CacheIdentity:
-    """`weights` and `config` are digests; `adapter` and `salt` are None where there is none."""
+    """`model` is a digest of the weights' bytes as loaded and of every value of the configuration; `adapter` likewise,
+    None where there is none, as `salt`."""
 
-    weights: bytes
-    config: bytes
+    model: bytes
     compute_dtype: str
     kv_dtype: str
     numerics: str  # the backend's name and the version of its arithmetic

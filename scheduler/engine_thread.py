@@ -1,0 +1,108 @@
+"""EngineThread: an Engine on its own thread, with a queue in and a callback out."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from scheduler.config import EngineConfig
+from scheduler.messages import EngineInfo, GenerationRequest, RequestOutput, StepOutput
+
+if TYPE_CHECKING:
+    from scheduler.engine import Engine
+
+log = logging.getLogger("pagekv.engine")
+
+
+class _Abort(str):
+    """The id of a request to end."""
+
+    __slots__ = ()
+
+
+class _Stop:
+    """End after what is under way."""
+
+
+class EngineThread:
+    """Takes requests from any thread; `deliver` is called on the engine's thread after each step that said something.
+
+    Requests and aborts are taken in the order they were submitted, between steps.
+    """
+
+    def __init__(self, config: EngineConfig, deliver: Callable[[StepOutput], None], *, progress: bool = True) -> None:
+        self._config = config
+        self._deliver = deliver
+        self._progress = progress
+        self._inbox: queue.SimpleQueue[GenerationRequest | _Abort | _Stop] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._main, name="pagekv-engine", daemon=True)
+        self._started: queue.SimpleQueue[EngineInfo | BaseException] = queue.SimpleQueue()
+
+    def start(self) -> EngineInfo:
+        """Load the model on the engine's thread and wait for it. Raises what loading raises."""
+        self._thread.start()
+        result = self._started.get()
+        if isinstance(result, BaseException):
+            self._thread.join()
+            raise result
+        return result
+
+    def submit(self, request: GenerationRequest) -> None:
+        """Never blocks. The request's outputs, its terminal one included, come through `deliver`."""
+        self._inbox.put(request)
+
+    def abort(self, request_id: str) -> None:
+        """Never blocks. A request that is unknown, or has just ended, is left alone."""
+        self._inbox.put(_Abort(request_id))
+
+    def stop(self) -> None:
+        """End after the current step; every live request gets its terminal output. Waits for the thread."""
+        self._inbox.put(_Stop())
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
+    # -- on the engine's thread ---------------------------------------------------------------------------------------
+
+    def _main(self) -> None:
+        try:
+            from scheduler.engine import Engine
+
+            engine = Engine(self._config, progress=self._progress)
+        except BaseException as error:
+            self._started.put(error)
+            return
+        self._started.put(engine.info)
+        try:
+            while self._take(engine):
+                if engine.has_work:
+                    self._deliver(engine.step())
+        except BaseException:
+            log.exception("the engine's thread died")
+        finally:
+            self._deliver(StepOutput(tuple(engine.abort_all()), engine.stats()))
+
+    def _take(self, engine: Engine) -> bool:
+        """Take all that is in the inbox, waiting for something if there is nothing to do. False to end."""
+        said: list[RequestOutput] = []
+        going = True
+        while going and not (self._inbox.empty() and (engine.has_work or said)):
+            item = self._inbox.get()
+            output: RequestOutput | None = None
+            if isinstance(item, _Stop):
+                going = False
+            elif isinstance(item, _Abort):
+                output = engine.abort(item)
+            else:
+                output = engine.add(item)
+            if output is not None:
+                said.append(output)
+        if said:
+            self._deliver(StepOutput(tuple(said), engine.stats()))
+        return going

@@ -1,0 +1,83 @@
+"""From a Batch to the flat tensors of one pass: the place where requests and blocks become numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from model.inputs import StepInputs
+from model.sampler import SampleRow
+from scheduler.batch import Batch, Span
+from scheduler.messages import SamplingParams
+from scheduler.request import Request
+
+
+def flatten(batch: Batch, block_size: int, device: torch.device) -> StepInputs:
+    """The batch's spans, one after the other. Span rule 2 holds of `batch`, so every table is whole up to kv_len."""
+    spans = batch.spans
+    positions = np.concatenate([np.arange(span.start, span.end) for span in spans])
+    token_ids = np.fromiter(_tokens(spans), dtype=np.int64, count=batch.num_tokens)
+    tables = _tables(spans, block_size)
+    rows = np.repeat(np.arange(len(spans)), [span.end - span.start for span in spans])
+    slots = tables[rows, positions // block_size].astype(np.int64) * block_size + positions % block_size
+    return StepInputs(
+        token_ids=torch.from_numpy(token_ids).to(device),
+        positions=torch.from_numpy(positions).to(device),
+        slots=torch.from_numpy(slots).to(device),
+        q_len=tuple(span.end - span.start for span in spans),
+        kv_len=tuple(span.end for span in spans),
+        block_tables=torch.from_numpy(tables).to(device),
+        logit_rows=torch.from_numpy(_logit_rows(batch)).to(device),
+    )
+
+
+def sample_rows(requests: Iterable[Request], eos_token_ids: tuple[int, ...]) -> list[SampleRow]:
+    """What the sampler needs to know of each request whose next token is drawn."""
+    return [_sample_row(request, eos_token_ids) for request in requests]
+
+
+def _sample_row(request: Request, eos_token_ids: tuple[int, ...]) -> SampleRow:
+    penalized = _is_penalized(request.params)  # else nobody reads the history, and long prompts are not copied
+    return SampleRow(
+        params=request.params,
+        position=len(request.tokens),
+        prompt_ids=request.tokens[: request.prompt_len] if penalized else (),
+        output_ids=request.tokens[request.prompt_len :] if penalized else (),
+        banned_ids=_banned(request, eos_token_ids),
+    )
+
+
+def _is_penalized(params: SamplingParams) -> bool:
+    return params.repetition_penalty != 1.0 or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
+
+
+def _tokens(spans: list[Span]) -> Iterator[int]:
+    for span in spans:
+        yield from span.request.tokens[span.start : span.end]
+
+
+def _tables(spans: list[Span], block_size: int) -> NDArray[np.int32]:
+    """[S, W] block ids in position order, as far as each span attends; 0 beyond."""
+    widths = [-(-span.end // block_size) for span in spans]
+    tables = np.zeros((len(spans), max(widths)), dtype=np.int32)
+    for row, (span, width) in enumerate(zip(spans, widths, strict=True)):
+        tables[row, :width] = [block.block_id for block in span.request.table[:width] if block is not None]
+    return tables
+
+
+def _logit_rows(batch: Batch) -> NDArray[np.int64]:
+    """The flat index of the last token of each sampled request: the end of its last span."""
+    ends = np.cumsum([span.end - span.start for span in batch.spans])
+    last = {span.request.request_id: int(end) - 1 for span, end in zip(batch.spans, ends, strict=True)}
+    return np.array([last[request.request_id] for request in batch.sampled], dtype=np.int64)
+
+
+def _banned(request: Request, eos_token_ids: tuple[int, ...]) -> tuple[int, ...]:
+    """Tokens that would end the request before its min_tokens."""
+    if request.num_generated >= request.params.min_tokens:
+        return ()
+    eos = () if request.params.ignore_eos else eos_token_ids
+    return (*eos, *request.params.stop_token_ids)
