@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 MAX_STOPS = 16
@@ -123,6 +123,9 @@ class TextPart(StrictModel):
     text: str
 
 
+TEXT_PARTS = TypeAdapter(list[TextPart])
+
+
 class Message(StrictModel):
     role: Literal["system", "developer", "user", "assistant"]
     content: str
@@ -133,7 +136,7 @@ class Message(StrictModel):
         """A list of text parts is their texts, one a line, as chat templates of text models expect one string."""
         if not isinstance(value, list):
             return value
-        return "\n".join(TextPart.model_validate(part, strict=True).text for part in value)
+        return "\n".join(part.text for part in TEXT_PARTS.validate_python(value, strict=True))
 
     def for_template(self) -> dict[str, str]:
         """`developer` is OpenAI's newer word for `system`, which is the one templates know."""

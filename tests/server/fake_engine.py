@@ -1,4 +1,4 @@
-"""An engine with no network: the interface of EngineThread, on a thread of its own, with tokens that a test dictates."""
+"""An engine with no network: the interface of EngineThread, on a thread of its own, saying what a test dictates."""
 
 from __future__ import annotations
 
@@ -45,6 +45,9 @@ def say(text: str) -> Callable[[GenerationRequest], Sequence[int]]:
     return lambda _: [*text.encode(), EOS]
 
 
+HELLO = say("hello")
+
+
 @dataclass
 class Running:
     request: GenerationRequest
@@ -63,7 +66,7 @@ class FakeEngine:
     def __init__(
         self,
         deliver: Callable[[StepOutput], None],
-        script: Callable[[GenerationRequest], Sequence[int]] = say("hello"),
+        script: Callable[[GenerationRequest], Sequence[int]] = HELLO,
         *,
         interval: float = 0.0,
         fail_at: Callable[[GenerationRequest], int | None] = lambda _: None,

@@ -1,0 +1,188 @@
+"""Bodies: what is taken, what is refused, and how the refusal names the field."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import orjson
+import pytest
+
+from server.body import check_content_type, parse_body
+from server.errors import BadRequest
+from server.protocol import ChatBody, CompletionBody, GenerationBody
+from server.sampling import sampling_params
+from tests.server.fake_engine import INFO
+
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+def refusal(model: type[GenerationBody], body: Any) -> BadRequest:
+    with pytest.raises(BadRequest) as caught:
+        parse_body(body if isinstance(body, bytes) else json.dumps(body).encode(), model)
+    return caught.value
+
+
+BOTH_REFUSE = [
+    ("n", 2, "n"),
+    ("n", True, "n"),
+    ("temperature", -0.1, "temperature"),
+    ("temperature", "1", "temperature"),
+    ("temperature", True, "temperature"),
+    ("temperature", [1], "temperature"),
+    ("top_p", 0, "top_p"),
+    ("top_p", 1.01, "top_p"),
+    ("top_k", -2, "top_k"),
+    ("top_k", 1.5, "top_k"),
+    ("min_p", 1.1, "min_p"),
+    ("max_tokens", -5, "max_tokens"),
+    ("max_tokens", 0, "max_tokens"),
+    ("max_tokens", "7", "max_tokens"),
+    ("max_tokens", 7.0, "max_tokens"),
+    ("seed", 2**63, "seed"),
+    ("seed", 10**30, "seed"),
+    ("presence_penalty", 2.1, "presence_penalty"),
+    ("frequency_penalty", -2.1, "frequency_penalty"),
+    ("repetition_penalty", 0, "repetition_penalty"),
+    ("stop", "", "stop"),
+    ("stop", ["a", 1], "stop"),
+    ("stop", ["a", ""], "stop"),
+    ("stop", ["x"] * 17, "stop"),
+    ("stop", 5, "stop"),
+    ("stop", {"a": 1}, "stop"),
+    ("stop_token_ids", [1, -1], "stop_token_ids[1]"),
+    ("stop_token_ids", ["1"], "stop_token_ids[0]"),
+    ("stop_token_ids", 1, "stop_token_ids"),
+    ("ignore_eos", 1, "ignore_eos"),
+    ("min_tokens", -1, "min_tokens"),
+    ("priority", 0.5, "priority"),
+    ("logit_bias", {"50256": -100}, "logit_bias"),
+    ("stream", "yes", "stream"),
+    ("stream_options", {"include_usage": True}, "stream_options"),
+    ("model", 5, "model"),
+    ("user", 5, "user"),
+    ("best_of_breed", 1, "best_of_breed"),
+    ("logprobs", "many", "logprobs"),
+]
+
+COMPLETION_REFUSES = [
+    ("best_of", 2, "best_of"),
+    ("echo", True, "echo"),
+    ("suffix", "tail", "suffix"),
+    ("logprobs", 21, "logprobs"),
+    ("logprobs", True, "logprobs"),
+    ("messages", HELLO, "messages"),
+    ("max_completion_tokens", 5, "max_completion_tokens"),
+]
+
+CHAT_REFUSES = [
+    ("logprobs", 1, "logprobs"),
+    ("top_logprobs", 1, "top_logprobs"),
+    ("tools", [{"type": "function"}], "tools"),
+    ("tool_choice", "auto", "tool_choice"),
+    ("response_format", {"type": "json_object"}, "response_format.type"),
+    ("functions", [], "functions"),
+    ("prompt", "x", "prompt"),
+    ("modalities", ["audio"], "modalities"),
+    ("metadata", {"a": 1}, "metadata.a"),
+    ("messages", [], "messages"),
+    ("messages", "hello", "messages"),
+    ("messages", [5], "messages[0]"),
+    ("messages", [*HELLO, {"role": "user"}], "messages[1].content"),
+    ("messages", [{"role": "user", "content": None}], "messages[0].content"),
+    ("messages", [{"role": "wizard", "content": "x"}], "messages[0].role"),
+    ("messages", [{"role": "user", "content": "x", "name": "bob"}], "messages[0].name"),
+    ("messages", [{"role": "assistant", "content": "x", "tool_calls": []}], "messages[0].tool_calls"),
+    ("messages", [{"role": "user", "content": [{"type": "image_url"}]}], "messages[0].content[0].type"),
+    ("messages", [{"role": "user", "content": [{"type": "text", "text": "x", "y": 1}]}], "messages[0].content[0].y"),
+    ("messages", [{"role": "user", "content": ["x"]}], "messages[0].content[0]"),
+]
+
+
+@pytest.mark.parametrize(("field", "value", "param"), BOTH_REFUSE + COMPLETION_REFUSES)
+def test_completion_refuses(field: str, value: Any, param: str) -> None:
+    error = refusal(CompletionBody, {"prompt": "x", field: value})
+    assert error.param == param
+    assert repr(param) in error.message
+
+
+@pytest.mark.parametrize(("field", "value", "param"), BOTH_REFUSE + CHAT_REFUSES)
+def test_chat_refuses(field: str, value: Any, param: str) -> None:
+    error = refusal(ChatBody, {"messages": HELLO, field: value})
+    assert error.param == param
+    assert repr(param) in error.message
+
+
+@pytest.mark.parametrize("number", [b"NaN", b"Infinity", b"-Infinity", b"1e999"])
+def test_numbers_are_finite(number: bytes) -> None:
+    assert refusal(CompletionBody, b'{"prompt": "x", "temperature": ' + number + b"}").code == "invalid_json"
+
+
+@pytest.mark.parametrize("raw", [b"", b"{", b"[]", b"5", b'"x"', b"[" * 100_000, b"\xff\xfe", b'{"prompt": "\\ud800"}'])
+def test_the_body_is_a_json_object(raw: bytes) -> None:
+    assert refusal(CompletionBody, raw).code == "invalid_json"
+
+
+def test_fields_that_do_not_go_together() -> None:
+    both = {"messages": HELLO, "max_tokens": 4, "max_completion_tokens": 5}
+    assert refusal(ChatBody, both).param == "max_completion_tokens"
+    assert refusal(ChatBody, {"messages": HELLO, "max_completion_tokens": 4, "min_tokens": 5}).param == "min_tokens"
+    assert refusal(CompletionBody, {"prompt": "x", "max_tokens": 4, "min_tokens": 5}).param == "min_tokens"
+
+
+def test_missing_fields_are_named() -> None:
+    assert refusal(CompletionBody, {}).param == "prompt"
+    assert refusal(CompletionBody, {"prompt": None}).param == "prompt"
+    assert refusal(ChatBody, {}).code == "missing_required_parameter"
+
+
+def test_null_is_absent() -> None:
+    nulls = dict.fromkeys(("temperature", "stop", "n", "logit_bias", "suffix", "whatever", "stream_options"))
+    assert parse_body(orjson.dumps({"prompt": "x", **nulls}), CompletionBody) == CompletionBody(prompt="x")
+    message = {"role": "assistant", "content": "x", "tool_calls": None, "refusal": None}
+    body = parse_body(orjson.dumps({"messages": [message], "stream": True, "stream_options": {}}), ChatBody)
+    assert body.messages[0].for_template() == {"role": "assistant", "content": "x"}
+
+
+def test_what_means_off_is_taken() -> None:
+    off = {"n": 1, "logit_bias": {}, "stop": [], "top_k": -1, "user": "me", "stream": False}
+    parse_body(orjson.dumps({"prompt": "x", "best_of": 1, "echo": False, **off}), CompletionBody)
+    chat = {
+        "tools": [],
+        "tool_choice": "none",
+        "response_format": {"type": "text"},
+        "store": True,
+        "metadata": {"a": "b"},
+    }
+    parse_body(orjson.dumps({"messages": HELLO, **chat, **off}), ChatBody)
+
+
+def test_developer_is_system_and_parts_are_lines() -> None:
+    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+    body = parse_body(orjson.dumps({"messages": [{"role": "developer", "content": parts}]}), ChatBody)
+    assert body.messages[0].for_template() == {"role": "system", "content": "one\ntwo"}
+
+
+def test_sampling_params() -> None:
+    body = CompletionBody(prompt="x", temperature=1e-7, top_k=-1, seed=-1, stop_token_ids=[7], logprobs=3, min_tokens=2)
+    params = sampling_params(body, 16, INFO)
+    assert (params.temperature, params.top_k, params.seed) == (0.0, 0, 2**63 - 1)
+    assert (params.stop_token_ids, params.logprobs, params.min_tokens, params.max_tokens) == ((7,), 3, 2, 16)
+    drawn = {sampling_params(CompletionBody(prompt="x"), 16, INFO).seed for _ in range(8)}
+    assert len(drawn) == 8
+    chat = ChatBody.model_validate({"messages": HELLO, "logprobs": True})
+    assert sampling_params(chat, 16, INFO).logprobs == 0
+
+
+def test_sampling_refuses_unknown_stop_tokens_and_too_many_min_tokens() -> None:
+    with pytest.raises(BadRequest, match="token id 300 is outside the vocabulary of 300"):
+        sampling_params(CompletionBody(prompt="x", stop_token_ids=[300]), 16, INFO)
+    with pytest.raises(BadRequest, match="20 is above the 16 tokens"):
+        sampling_params(CompletionBody(prompt="x", min_tokens=20), 16, INFO)
+
+
+@pytest.mark.parametrize("value", [None, "", "text/plain", "application/x-www-form-urlencoded", "application/jsonp"])
+def test_content_type(value: str | None) -> None:
+    check_content_type("Application/JSON; charset=utf-8")
+    with pytest.raises(BadRequest, match="application/json"):
+        check_content_type(value)
