@@ -94,10 +94,8 @@ def test_a_hub_id_is_fetched_without_pickles(tmp_path: Path, monkeypatch: pytest
 
     files = """config.json generation_config.json model-00001-of-00002.safetensors model.safetensors.index.json
         tokenizer.json tokenizer.model chat_template.jinja merges.txt pytorch_model.bin consolidated.safetensors
-        original/params.json onnx/model.onnx modeling_custom.py README.md training_args.bin model.gguf""".split()
-    kept = filter_repo_objects(
-        files, allow_patterns=asked["allow_patterns"], ignore_patterns=asked["ignore_patterns"]
-    )
+        original/params.json onnx/model.onnx modeling_custom.py README.md training_args.bin model.gguf""".split()  # noqa: SIM905
+    kept = filter_repo_objects(files, allow_patterns=asked["allow_patterns"], ignore_patterns=asked["ignore_patterns"])
     assert list(kept) == files[:8]
 
 
