@@ -15,12 +15,14 @@ import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Protocol, Self
 
 from scheduler.messages import EngineInfo, FinishReason, GenerationRequest, RequestOutput, StepOutput, TokenLogprobs
 from server.errors import EngineFailure, Unavailable
 
 LIVENESS_INTERVAL = 0.5  # seconds between looks at the engine's thread
+DEAD = "The engine has died; the server must be restarted."
 
 
 class EngineLike(Protocol):
@@ -108,7 +110,7 @@ class AsyncEngine:
         if self._stopping:
             raise Unavailable("The server is shutting down.", code="shutting_down")
         if not self._engine.alive:
-            raise EngineFailure("The engine has died; the server must be restarted.")
+            raise EngineFailure(DEAD)
         stream = OutputStream(self, len(requests))
         try:
             for index, request in enumerate(requests):
@@ -152,6 +154,8 @@ class AsyncEngine:
         live = self._live.get(output.request_id)
         if live is None:
             return
+        if output.finish_reason is FinishReason.ABORT and live.end_as is None and not self._stopping:
+            output = replace(output, finish_reason=FinishReason.ERROR, error=DEAD)  # nobody asked for its end
         if output.finish_reason is not None:
             del self._live[output.request_id]
             if self.observer is not None:
@@ -163,7 +167,7 @@ class AsyncEngine:
         while self._engine.alive:
             await asyncio.sleep(LIVENESS_INTERVAL)
         self._drain()
-        self._fail_all("The engine has died; the server must be restarted.", FinishReason.ERROR)
+        self._fail_all(DEAD, FinishReason.ERROR)
 
     def _fail_all(self, message: str, reason: FinishReason) -> None:
         for request_id in list(self._live):
