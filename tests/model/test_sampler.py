@@ -1,0 +1,218 @@
+"""The sampler against naive versions of every filter, and its promise that a row depends on nothing but itself."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from model.sampler import SampledToken, Sampler, SampleRow, SamplingFailure
+from scheduler.messages import SamplingParams
+
+VOCAB = 50
+PLAIN = SamplingParams(max_tokens=1, seed=0)
+GREEDY = replace(PLAIN, temperature=0.0)
+
+rows_of_logits = st.lists(st.floats(-20, 20, width=32), min_size=VOCAB, max_size=VOCAB)
+params_of_any_kind = st.builds(
+    SamplingParams,
+    max_tokens=st.just(1),
+    seed=st.integers(-(2**63), 2**64 - 1),
+    choice=st.integers(0, 5),
+    temperature=st.sampled_from([0.0, 1e-7, 0.01, 0.7, 1.0, 2.0]),
+    top_p=st.sampled_from([0.0, 0.1, 0.5, 0.9, 1.0]),
+    top_k=st.sampled_from([0, 1, 3, 20, VOCAB, 1000]),
+    min_p=st.sampled_from([0.0, 0.05, 0.5, 1.0]),
+    repetition_penalty=st.sampled_from([1.0, 0.5, 1.3]),
+    presence_penalty=st.sampled_from([0.0, -1.0, 1.5]),
+    frequency_penalty=st.sampled_from([0.0, -0.5, 2.0]),
+    logprobs=st.sampled_from([None, 0, 3]),
+)
+histories = st.lists(st.integers(0, VOCAB - 1), max_size=12)
+
+
+def _sample(logits: list[float] | np.ndarray, row: SampleRow) -> SampledToken | SamplingFailure:
+    return Sampler(len(logits)).sample(torch.tensor(np.asarray(logits)[None], dtype=torch.float32), [row])[0]
+
+
+def _token(logits: list[float] | np.ndarray, row: SampleRow) -> int:
+    sampled = _sample(logits, row)
+    assert isinstance(sampled, SampledToken), sampled
+    return sampled.token_id
+
+
+def _naive_support(logits: list[float], row: SampleRow) -> dict[int, float]:
+    """Token id -> probability after everything, written as plainly as possible."""
+    params = row.params
+    changed = [float(np.float32(value)) for value in logits]
+    for token in set(row.prompt_ids) | set(row.output_ids):
+        value = changed[token]
+        changed[token] = value / params.repetition_penalty if value > 0 else value * params.repetition_penalty
+    for token in set(row.output_ids):
+        count = list(row.output_ids).count(token)
+        changed[token] -= params.frequency_penalty * count + params.presence_penalty
+    alive = {token: value for token, value in enumerate(changed) if token not in row.banned_ids}
+    peak = max(alive.values())
+    if params.temperature < 1e-5:
+        return {min(token for token, value in alive.items() if value == peak): 1.0}
+    weight = {token: math.exp((value - peak) / params.temperature) for token, value in alive.items()}
+    weight = {token: value for token, value in weight.items() if value >= params.min_p}
+    ranked = sorted(weight, key=lambda token: (-weight[token], token))
+    if params.top_k:
+        ranked = ranked[: params.top_k]
+    total, before, kept = sum(weight[token] for token in ranked), 0.0, []
+    for token in ranked:
+        if kept and before >= params.top_p * total:
+            break
+        kept.append(token)
+        before += weight[token]
+    total = sum(weight[token] for token in kept)
+    return {token: weight[token] / total for token in kept if weight[token] > 0}
+
+
+@settings(max_examples=300, deadline=None)
+@given(rows_of_logits, params_of_any_kind, histories, histories, st.sets(st.integers(0, VOCAB - 2), max_size=5))
+def test_a_token_is_one_that_the_filters_leave(
+    logits: list[float], params: SamplingParams, prompt: list[int], output: list[int], banned: set[int]
+) -> None:
+    row = SampleRow(params, len(prompt) + len(output), prompt, output, sorted(banned))
+    assert _token(logits, row) in _naive_support(logits, row)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.tuples(rows_of_logits, params_of_any_kind, histories), min_size=1, max_size=6),
+    st.randoms(use_true_random=False),
+)
+def test_a_row_does_not_depend_on_the_others(
+    items: list[tuple[list[float], SamplingParams, list[int]]], rng: random.Random
+) -> None:
+    rows = [SampleRow(params, 3, (1, 2), output) for _, params, output in items]
+    alone = [_sample(logits, row) for (logits, _, _), row in zip(items, rows, strict=True)]
+    order = list(range(len(items)))
+    rng.shuffle(order)
+    batch = torch.tensor([items[index][0] for index in order], dtype=torch.float32)
+    before = batch.clone()
+    together = Sampler(VOCAB).sample(batch, [rows[index] for index in order])
+    assert together == [alone[index] for index in order]
+    assert torch.equal(batch, before)
+
+
+def _frequencies(logits: list[float], params: SamplingParams, draws: int) -> np.ndarray:
+    counts = np.zeros(len(logits))
+    for position in range(draws):
+        counts[_token(logits, SampleRow(params, position))] += 1
+    return counts
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        PLAIN,
+        replace(PLAIN, temperature=0.6, seed=5),
+        replace(PLAIN, top_k=4),
+        replace(PLAIN, top_p=0.8, choice=3),
+        replace(PLAIN, min_p=0.2, seed=-1),
+        replace(PLAIN, top_k=6, top_p=0.7, temperature=1.5),
+    ],
+)
+def test_draws_follow_the_distribution(params: SamplingParams) -> None:
+    logits = [2.0, 1.5, 1.0, 0.5, 0.0, -0.5, -1.0, -3.0, -30.0]
+    draws = 6000
+    support = _naive_support(logits, SampleRow(params, 0))
+    counts = _frequencies(logits, params, draws)
+    assert set(np.flatnonzero(counts)) <= set(support)
+    chi_square = sum((counts[token] - draws * p) ** 2 / (draws * p) for token, p in support.items() if draws * p >= 5)
+    assert chi_square < 35  # at most 7 degrees of freedom: exceeded once in 90000 seeds
+
+
+def test_noise_depends_on_seed_choice_and_position_alone() -> None:
+    flat = [0.0] * 1000
+    base = SampleRow(replace(PLAIN, seed=42), 7)
+    others = [
+        SampleRow(replace(PLAIN, seed=43), 7),
+        SampleRow(replace(PLAIN, seed=42, choice=1), 7),
+        SampleRow(replace(PLAIN, seed=42), 8),
+    ]
+    assert _token(flat, base) == _token(flat, SampleRow(replace(PLAIN, seed=42), 7, (1, 2, 3), (4,)))
+    assert len({_token(flat, row) for row in (base, *others)}) == 4
+
+
+def test_a_seed_names_the_same_draws_for_ever() -> None:
+    """Another value here would change what a client's seed means."""
+    drawn = [_token([0.0] * 1000, SampleRow(replace(PLAIN, seed=1), position)) for position in range(4)]
+    assert drawn == [85, 492, 261, 811]
+
+
+def test_greedy_takes_the_lowest_id_of_equals() -> None:
+    logits = [0.0, 3.0, 1.0, 3.0]
+    assert _token(logits, SampleRow(GREEDY, 0)) == 1
+    assert _token(logits, SampleRow(replace(PLAIN, top_k=1), 0)) == 1
+    assert _token(logits, SampleRow(replace(PLAIN, temperature=1e-9), 0)) == 1
+    assert _token(logits, SampleRow(GREEDY, 0, banned_ids=(1,))) == 3
+
+
+def test_a_wide_nucleus_is_exact() -> None:
+    """More tokens than the first guess sorts; all equal, so the nucleus is a prefix of the ids."""
+    logits = [0.0] * 2000
+    params = replace(PLAIN, top_p=0.5)
+    drawn = {_token(logits, SampleRow(params, position)) for position in range(3000)}
+    assert max(drawn) < 1000
+    assert len(drawn) > 900
+
+
+@settings(max_examples=100, deadline=None)
+@given(rows_of_logits, histories)
+def test_logprobs_are_those_of_the_raw_logits(logits: list[float], output: list[int]) -> None:
+    params = replace(PLAIN, logprobs=4, temperature=0.5, presence_penalty=1.0, top_k=5)
+    sampled = _sample(logits, SampleRow(params, 9, (), output))
+    assert isinstance(sampled, SampledToken)
+    expected = torch.log_softmax(torch.tensor(logits, dtype=torch.float64), 0)
+    assert sampled.logprob == pytest.approx(expected[sampled.token_id].item(), abs=1e-5)
+    assert sampled.rank == 1 + sum(value > logits[sampled.token_id] for value in logits)
+    ranked = sorted(range(VOCAB), key=lambda token: (-logits[token], token))[:4]
+    assert [token for token, _ in sampled.top] == ranked
+    assert [value for _, value in sampled.top] == pytest.approx(expected[ranked].tolist(), abs=1e-5)
+
+
+def test_logprobs_of_the_chosen_token_alone_or_none() -> None:
+    alone = _sample([0.0, 0.0], SampleRow(replace(GREEDY, logprobs=0), 0))
+    assert alone == SampledToken(0, pytest.approx(math.log(0.5)), 1, ())
+    assert _sample([0.0, 0.0], SampleRow(GREEDY, 0)) == SampledToken(0)
+
+
+@pytest.mark.parametrize("broken", [math.nan, math.inf])
+def test_a_broken_row_fails_alone(broken: float) -> None:
+    logits = torch.zeros(3, 8)
+    logits[1, 5] = broken
+    logits[2, 6] = 1.0
+    for params in (GREEDY, PLAIN, replace(GREEDY, repetition_penalty=2.0)):
+        first, second, third = Sampler(8).sample(logits, [SampleRow(params, 11)] * 3)
+        assert isinstance(first, SampledToken)
+        assert isinstance(second, SamplingFailure)
+        assert "position 11" in second.message
+        assert isinstance(third, SampledToken)
+
+
+def test_nothing_left_to_choose_is_a_failure() -> None:
+    assert isinstance(_sample([0.0, 1.0], SampleRow(PLAIN, 0, banned_ids=(0, 1))), SamplingFailure)
+    assert isinstance(_sample([-math.inf, -math.inf], SampleRow(PLAIN, 0)), SamplingFailure)
+
+
+def test_tokens_at_minus_infinity_are_never_drawn() -> None:
+    logits = [-math.inf, 0.0, -math.inf]
+    assert {_token(logits, SampleRow(PLAIN, position)) for position in range(200)} == {1}
+
+
+def test_shapes_are_checked() -> None:
+    assert Sampler(4).sample(torch.zeros(0, 4), []) == []
+    with pytest.raises(ValueError, match="do not fit"):
+        Sampler(4).sample(torch.zeros(1, 5), [SampleRow(PLAIN, 0)])
+    with pytest.raises(ValueError, match="do not fit"):
+        Sampler(4).sample(torch.zeros(2, 4), [SampleRow(PLAIN, 0)])
