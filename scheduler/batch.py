@@ -72,6 +72,10 @@ class Batch:
         else:
             self.spans.append(Span(request, start, end))
 
+    def add_copies(self, copies: list[Copy]) -> None:
+        self.copies += copies
+        self.planned.update({copy.target: copy.slots for copy in copies})
+
     @property
     def requests(self) -> list[Request]:
         """The requests with a span or a copy in this batch, each once, in the order they were scheduled."""

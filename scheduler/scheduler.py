@@ -15,7 +15,7 @@ from cache.identity import BlockHash
 from cache.node import PrefixNode
 from cache.pool import BlockPool
 from cache.tree import PrefixTree
-from scheduler.batch import Batch
+from scheduler.batch import Batch, Copy
 from scheduler.config import SchedulerConfig
 from scheduler.messages import FinishReason, GenerationRequest, RequestOutput, TokenLogprobs
 from scheduler.request import Request, RequestStatus
@@ -109,21 +109,25 @@ class Scheduler:
         for request in list(self.running):
             if batch.num_tokens >= self._config.max_num_batched_tokens:
                 break
-            if request.status is RequestStatus.RUNNING and self._make_room(request):
+            if request.status is RequestStatus.RUNNING and self._make_room(request, batch):
                 self._plan(request, batch)
         if self.totals.preemptions == preemptions:
             self._admit_waiting(batch, now)
         return batch
 
-    def _make_room(self, request: Request) -> bool:
+    def _make_room(self, request: Request, batch: Batch) -> bool:
         """Give the request the blocks it needs to go on, preempting the newest where there are none. False if the
         request itself was preempted."""
+        copies: list[Copy] = []
         for index in self._tables.missing(request):
-            while not self._tables.fill(request, index):
+            while (more := self._tables.fill(request, index)) is None:
                 victim = self.running[-1]
                 self._preempt(victim)
                 if victim is request:
+                    self._tables.free_sources(copies)
                     return False
+            copies += more
+        batch.add_copies(copies)
         return True
 
     def _preempt(self, request: Request) -> None:
@@ -149,8 +153,7 @@ class Scheduler:
             request.status = RequestStatus.RUNNING
             if request.first_scheduled is None:
                 request.first_scheduled = now
-            batch.copies += copies
-            batch.planned.update({copy.target: copy.slots for copy in copies})
+            batch.add_copies(copies)
             self._plan(request, batch)
 
     def _plan(self, request: Request, batch: Batch) -> None:
@@ -194,8 +197,7 @@ class Scheduler:
 
     def _settle(self, batch: Batch) -> None:
         """The step is over: its copies need their sources no longer."""
-        for copy in batch.copies:
-            self._tables.free_source(copy)
+        self._tables.free_sources(batch.copies)
         self.totals.steps += 1
 
     def _account(self, batch: Batch) -> None:

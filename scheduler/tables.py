@@ -116,23 +116,43 @@ class BlockTables:
             gaps.append(len(request.table))
         return gaps
 
-    def fill(self, request: Request, index: int) -> bool:
-        """Give the request a block at `index`: shared if the cache has it or another request is computing it. False
-        if none is to be had."""
+    def fill(self, request: Request, index: int) -> list[Copy] | None:
+        """Give the request a block at `index`: shared if the cache has it or another request is computing it, else a
+        new one, with the copy that spares its first positions where a sibling has them. None if no block is left."""
         node = self._shareable(request, index)
         block = None if node is None else node.block or node.pending
+        copies = []
         if block is not None:
             self._pool.share(block)
         elif self._pool.available:
+            source, slots = self._hold_sibling(request, index)
             block = self._allocate(node)
+            if source is not None:
+                copies.append(Copy(source, block, slots))
         else:
-            return False
+            return None
         if index == len(request.table):
             request.table.append(block)
         else:
             request.table[index] = block
         request.reopen(index)
-        return True
+        return copies
+
+    def _hold_sibling(self, request: Request, index: int) -> tuple[Block | None, int]:
+        """A reference to the resident block that shares the most leading tokens with block `index` of the request, if
+        that leaves one to allocate. The last position is never copied."""
+        if not self._partial_reuse or index > len(request.chain) or request.detached:
+            return None, 0
+        parent = request.chain[index - 1] if index else self._tree.root(request.identity)
+        end = min((index + 1) * self._block_size, len(request.tokens) - 1)
+        closest = parent.closest_resident(
+            bytes(request.encoded[index * self._block_size * TOKEN_BYTES : end * TOKEN_BYTES])
+        )
+        source = None if closest is None else closest[0].block
+        if closest is None or source is None or (source.ref_count == 0 and self._pool.available < 2):
+            return None, 0
+        self._pool.share(source)
+        return source, closest[1]
 
     def publish_full(self, request: Request) -> None:
         """Publish every open block that has filled, or switch to the one that was published meanwhile."""
@@ -216,9 +236,10 @@ class BlockTables:
             self._tree.publish_tail(tail_of, bytes(tokens[: block.written * TOKEN_BYTES]), block)
         self._pool.free(block)
 
-    def free_source(self, copy: Copy) -> None:
-        """A copy has run, or never will."""
-        self._pool.free(copy.source)
+    def free_sources(self, copies: Iterable[Copy]) -> None:
+        """These copies have run, or never will."""
+        for copy in copies:
+            self._pool.free(copy.source)
 
     # -- what acts on a running cache ---------------------------------------------------------------------------------
 

@@ -1,0 +1,15 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.model.tiny import save_tiny
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny random Llama 3: grouped queries, scaled rotary angles, three layers."""
+    path = tmp_path_factory.mktemp("checkpoint")
+    save_tiny("llama3", path)
+    return path
