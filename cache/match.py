@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from cache.block import Block
 from cache.node import PrefixNode
+from cache.reason import MissReason
 
 
 class BlockStatus(StrEnum):
@@ -15,20 +16,9 @@ class BlockStatus(StrEnum):
     MISSING = "missing"  # to be computed, from `copy_slots` on
 
 
-class MissReason(StrEnum):
-    """Why a block must be computed."""
-
-    NEVER_SEEN = "never_seen"
-    LOST = "lost"  # its record stands, its K/V are gone (evicted or dropped)
-    AFTER_GAP = "after_gap"  # resident perhaps, but recovery is `truncate` and an earlier block is missing
-    LINEAGE_UNKNOWN = "lineage_unknown"  # resident, but the record of an ancestor is gone
-    COLLISION = "collision"  # its hash belongs to other tokens
-    LAST_POSITION = "last_position"  # the last position's logits are needed
-
-
 @dataclass(slots=True)
 class BlockMatch:
-    """One block of the looked-up tokens. `node` is its record where the tree has one.
+    """One block of the looked-up tokens. `node` is its record where the tree has one, `reason` why it is not reused.
 
     `copy_from` is the resident block (a sibling under the same parent, or this very block's published twin) whose
     first `copy_slots` slots hold the K/V of this block's first tokens.
@@ -40,6 +30,8 @@ class BlockMatch:
     reason: MissReason | None = None
     copy_from: Block | None = None
     copy_slots: int = 0
+    first_difference: int | None = None  # with DIFFERENT_TOKEN: the position, in this block or an earlier one
+    sibling: PrefixNode | None = None  # in the block that position is in: who has the other token
 
     @property
     def block(self) -> Block | None:
@@ -63,11 +55,10 @@ class Match:
     valid_prefix: int
 
     @classmethod
-    def nothing(cls, num_tokens: int, block_size: int) -> Match:
-        """The match of one who may use nothing: every block is missing."""
-        last = (num_tokens - 1) // block_size
-        blocks = [BlockMatch(index, BlockStatus.MISSING, reason=MissReason.NEVER_SEEN) for index in range(last)]
-        blocks.append(BlockMatch(last, BlockStatus.MISSING, reason=MissReason.LAST_POSITION))
+    def nothing(cls, num_tokens: int, block_size: int, reason: MissReason) -> Match:
+        """The match of one who may use nothing: every block is missing, for the same reason."""
+        count = (num_tokens - 1) // block_size + 1
+        blocks = [BlockMatch(index, BlockStatus.MISSING, reason=reason) for index in range(count)]
         return cls(num_tokens, block_size, blocks, 0)
 
     def computed(self) -> list[tuple[int, int]]:

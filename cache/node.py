@@ -61,6 +61,16 @@ class PrefixNode:
     def __repr__(self) -> str:
         return f"PrefixNode({self.hash.hex()[:8]}, index={self.index}, tail={self.is_tail}, block={self.block})"
 
+    @property
+    def orphaned(self) -> bool:
+        """The record of some ancestor is gone: nothing proves what this node depends on."""
+        node = self
+        while node.parent is not None:
+            if node.parent.forgotten:
+                return True
+            node = node.parent
+        return False
+
     def add_resident(self, child: PrefixNode) -> None:
         insort(self.resident, child, key=_tokens)
 

@@ -17,10 +17,13 @@ from collections.abc import Iterator
 
 from cache.block import Block
 from cache.hashing import TOKEN_BYTES, BlockHasher
+from cache.history import LossHistory
 from cache.identity import BlockHash
-from cache.match import BlockMatch, BlockStatus, Match, MissReason
+from cache.lookup import Lookup
+from cache.match import Match
 from cache.node import PrefixNode
 from cache.pool import BlockPool
+from cache.reason import MissReason
 
 
 class PrefixTree:
@@ -33,6 +36,7 @@ class PrefixTree:
         self.block_size = block_size
         self.collisions = 0
         self.published = 0
+        self.history = LossHistory()
         self._block_bytes = block_size * TOKEN_BYTES
         self._pool = pool
         self._hash = hasher or BlockHasher()
@@ -74,50 +78,15 @@ class PrefixTree:
         The result is capped at N-1 positions. With `keep_after_gap` off nothing after the first missing block is
         used. With `copy_siblings` off no block is a source of copies.
         """
-        size = self._block_bytes
-        num_tokens = len(tokens) // TOKEN_BYTES
-        last = (num_tokens - 1) // self.block_size
-        parent: PrefixNode | None = self._roots.get(root)
-        blocks: list[BlockMatch] = []
-        valid_blocks = 0
-        gap = False
-        for index in range(last):
-            block_tokens = tokens[index * size : (index + 1) * size]
-            found = self._match_block(index, parent, hashes[index], block_tokens)
-            if found.status is BlockStatus.MISSING:
-                if copy_siblings and (keep_after_gap or not gap):
-                    self._find_copy(found, parent, block_tokens)
-                gap = True
-            elif gap and not keep_after_gap:
-                found.status, found.reason = BlockStatus.MISSING, MissReason.AFTER_GAP
-            elif valid_blocks == index and found.status is BlockStatus.REUSED:
-                valid_blocks += 1
-            parent = found.node
-            blocks.append(found)
-        final = BlockMatch(last, BlockStatus.MISSING, reason=MissReason.LAST_POSITION)
-        if copy_siblings and (keep_after_gap or not gap):
-            self._find_copy(final, parent, tokens[last * size : -TOKEN_BYTES])
-        blocks.append(final)
-        return Match(num_tokens, self.block_size, blocks, valid_blocks * self.block_size)
-
-    def _match_block(self, index: int, parent: PrefixNode | None, hash_: BlockHash, tokens: bytes) -> BlockMatch:
-        node = self._nodes.get(hash_)
-        if node is None:
-            return BlockMatch(index, BlockStatus.MISSING, reason=MissReason.NEVER_SEEN)
-        if node.parent is not parent or node.tokens != tokens:
-            reason = MissReason.LINEAGE_UNKNOWN if _orphaned(node) else MissReason.COLLISION
-            return BlockMatch(index, BlockStatus.MISSING, reason=reason)
-        if node.block is not None:
-            return BlockMatch(index, BlockStatus.REUSED, node)
-        if node.pending is not None:
-            return BlockMatch(index, BlockStatus.PENDING, node)
-        return BlockMatch(index, BlockStatus.MISSING, node, MissReason.LOST)
-
-    def _find_copy(self, match: BlockMatch, parent: PrefixNode | None, tokens: bytes) -> None:
-        closest = parent.closest_resident(tokens) if parent is not None and tokens else None
-        if closest is not None:
-            sibling, match.copy_slots = closest
-            match.copy_from = sibling.block
+        lookup = Lookup(
+            self._nodes.get,
+            self.history,
+            self._roots.get(root),
+            self.block_size,
+            keep_after_gap=keep_after_gap,
+            copy_siblings=copy_siblings,
+        )
+        return lookup.run(tokens, hashes)
 
     # -- a request's chain --------------------------------------------------------------------------------------------
 
@@ -129,7 +98,7 @@ class PrefixTree:
         node = self._nodes.get(hash_)
         if node is not None and node.parent is parent and node.tokens == tokens:
             return node
-        if node is not None and not _orphaned(node):
+        if node is not None and not node.orphaned:
             self.collisions += 1
             return None
         if node is not None:
@@ -175,6 +144,7 @@ class PrefixTree:
             node.pending.node = None  # its holders go on writing it, detached, and switch when they publish
             node.pending = None
         self._set_block(node, block)
+        self.history.clear(node.hash)
         self.published += 1
         return block
 
@@ -211,16 +181,18 @@ class PrefixTree:
 
     def _evicted(self, block: Block) -> None:
         assert block.node is not None
-        self.drop(block.node)
+        self.drop(block.node, MissReason.EVICTED)
 
     # -- the two operations, never mixed up ---------------------------------------------------------------------------
 
-    def drop(self, node: PrefixNode) -> Block | None:
+    def drop(self, node: PrefixNode, reason: MissReason = MissReason.DROPPED) -> Block | None:
         """The bytes of `node` are gone, published or pending; its identity stands. Returns the block if requests still
         hold it: they must let go of it and compute it again."""
         block: Block | None
         if node.block is not None:
             block = self._unset_block(node)
+            if not node.is_tail:
+                self.history.note(node.hash, reason)
         else:
             block = node.pending
             if block is not None:
@@ -229,7 +201,7 @@ class PrefixTree:
         self._prune(node)
         return block if block is not None and block.ref_count else None
 
-    def invalidate(self, node: PrefixNode) -> list[PrefixNode]:
+    def invalidate(self, node: PrefixNode, reason: MissReason = MissReason.INVALIDATED) -> list[PrefixNode]:
         """`node` and all its descendants are no longer true: forget them. Returns the forgotten nodes; blocks that
         requests still hold are detached."""
         forgotten = list(_subtree(node))
@@ -240,8 +212,9 @@ class PrefixTree:
                 gone.pending.node = None
                 gone.pending = None
             gone.forgotten = True
-            if not gone.is_tail:
+            if gone.parent is not None and not gone.is_tail:
                 self._nodes.pop(gone.hash, None)
+                self.history.note(gone.hash, reason)
         parent = node.parent
         if parent is None:
             self._roots.pop(node.hash, None)
@@ -254,6 +227,8 @@ class PrefixTree:
         """For tests and tiers: the record of `node` vanishes while its descendants' stay. What lies below can no
         longer be proven and is never matched again."""
         self.drop(node)
+        for tail in [child for child in node.children if child.is_tail]:
+            self.drop(tail)  # only found through its parent
         if node.hash in self._nodes:
             del self._nodes[node.hash]
             node.forgotten = True
@@ -309,15 +284,6 @@ class PrefixTree:
         tokens = [child.tokens for child in node.resident]
         assert tokens == sorted(tokens)
         assert set(node.resident) == {child for child in node.children if child.block is not None}
-
-
-def _orphaned(node: PrefixNode) -> bool:
-    """The record of some ancestor is gone."""
-    while node.parent is not None:
-        if node.parent.forgotten:
-            return True
-        node = node.parent
-    return False
 
 
 def _subtree(node: PrefixNode) -> Iterator[PrefixNode]:

@@ -9,6 +9,7 @@ from cache.hashing import TOKEN_BYTES
 from cache.match import BlockStatus, Match
 from cache.node import PrefixNode
 from cache.pool import BlockPool
+from cache.reason import MissReason
 from cache.tree import PrefixTree
 from scheduler.batch import Copy
 from scheduler.config import Recovery, SchedulerConfig
@@ -33,7 +34,7 @@ class BlockTables:
     def match(self, request: Request) -> Match:
         """Look the request's tokens up. Changes nothing but the request's own list of hashes."""
         if request.detached:
-            return Match.nothing(len(request.tokens), self._block_size)
+            return Match.nothing(len(request.tokens), self._block_size, MissReason.INVALIDATED)
         tokens = bytes(request.encoded)
         self._tree.extend_hashes(request.hashes, request.identity, tokens)
         return self._tree.match(
