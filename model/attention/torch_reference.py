@@ -35,6 +35,10 @@ SHORT = 16
 """Spans of up to this many tokens are batched with others of similar length."""
 
 
+NEGLIGIBLE = -80.0
+"""Scores further below their row's greatest count as this: e**-80 is nothing beside 1, and exp of less is slow."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Segment:
     """One segment of a group of spans: the first `spans` of them reach into it, from row `first_row` on."""
@@ -153,7 +157,9 @@ def _attend_segment(
         scores = scores.where(segment.visible, -torch.inf)
     peak = scores.amax(-1, keepdim=True)
     base = peak if segment.visible is None else peak.masked_fill(peak == -torch.inf, 0.0)
-    weights = scores.sub_(base).exp_()
+    weights = scores.sub_(base).clamp_min_(NEGLIGIBLE).exp_()
+    if segment.visible is not None:
+        weights.mul_(segment.visible)
     return _Partial(peak, weights.sum(-1, keepdim=True), weights @ values)
 
 
@@ -166,7 +172,8 @@ def _as_rows(query: torch.Tensor, kv_heads: int) -> torch.Tensor:
 
 def _gather(plane: torch.Tensor, blocks: torch.Tensor) -> torch.Tensor:
     """The blocks [spans, n] of a plane, in position order: float32 [spans, kv_heads, SEGMENT, head_dim]."""
-    found = plane[blocks].transpose(1, 2)  # [spans, kv_heads, n, block_size, head_dim]
+    chosen = plane.index_select(0, blocks.flatten())  # a copy of whole blocks; plane[blocks] would go slot by slot
+    found = chosen.view(*blocks.shape, *plane.shape[1:]).transpose(1, 2)  # [spans, kv_heads, n, block_size, head_dim]
     return torch.empty(found.shape, dtype=torch.float32, device=found.device).copy_(found).flatten(2, 3)
 
 
