@@ -24,12 +24,14 @@ class Block:
 
     `written` counts the leading slots that hold valid K/V; it advances only after a step has succeeded. `node` says
     whose K/V these are: set while the block is pending under a node (`node.pending`) or published (`node.block`).
+    Only a published block is ever `pinned`.
     """
 
     block_id: BlockId
     ref_count: int = 0
     written: int = 0
     node: PrefixNode | None = None
+    pinned: bool = False
 
     @property
     def published(self) -> bool:

@@ -43,6 +43,9 @@ class PrefixNode:
         "pending",
         "holds",
         "forgotten",
+        "ttl",
+        "last_use",
+        "awaits_expiry",
     )
 
     def __init__(self, hash_: BlockHash, tokens: bytes, parent: PrefixNode | None, *, is_tail: bool = False) -> None:
@@ -57,6 +60,9 @@ class PrefixNode:
         self.pending: Block | None = None  # K/V being computed; exclusive with `block`
         self.holds = 0  # requests whose chain ends here
         self.forgotten = False  # pruned or invalidated: no longer in the tree, never matched again
+        self.ttl: float | None = None  # seconds that the K/V outlive their last use; None: until they are evicted
+        self.last_use = 0.0
+        self.awaits_expiry = False  # the cache's Retention will look at it when its time is over
 
     def __repr__(self) -> str:
         return f"PrefixNode({self.hash.hex()[:8]}, index={self.index}, tail={self.is_tail}, block={self.block})"

@@ -15,9 +15,10 @@ class OutOfBlocks(Exception):
 class BlockPool:
     """Blocks in use, blocks free, and cached blocks in the order of their eviction.
 
-        evicted first                                                   evicted last
-        free ... | tails, least recently used first | full blocks, least recently used first
+        evicted first                                                                          not evicted
+        free ... | tails, least recently used first | full blocks, least recently used first | pinned blocks
 
+    Pinned blocks are given up only to a caller that says it cannot do without (`allocate(break_pins=True)`).
     A request frees its blocks last to first, so that of one request the end goes before the beginning.
     `on_evict` is called with a block that loses its content, before it is handed out; the PrefixTree sets it.
     """
@@ -31,26 +32,33 @@ class BlockPool:
         self._free: deque[Block] = deque(self.blocks)
         self._tails: OrderedDict[BlockId, Block] = OrderedDict()
         self._cached: OrderedDict[BlockId, Block] = OrderedDict()
+        self._pinned: OrderedDict[BlockId, Block] = OrderedDict()  # those without a reference
+        self.pinned = 0  # all pinned blocks
 
     @property
     def available(self) -> int:
-        """Blocks that `allocate` could hand out now, evicting what must be."""
+        """Blocks that `allocate` could hand out now, evicting what must be, but no pinned ones."""
         return len(self._free) + len(self._tails) + len(self._cached)
+
+    @property
+    def breakable(self) -> int:
+        """Pinned blocks without a reference: what `break_pins` adds to `available`."""
+        return len(self._pinned)
 
     @property
     def in_use(self) -> int:
         """Blocks with a reference."""
-        return len(self.blocks) - self.available
+        return len(self.blocks) - self.available - self.breakable
 
     @property
     def cached(self) -> int:
         """Published blocks without a reference."""
-        return len(self._tails) + len(self._cached)
+        return len(self._tails) + len(self._cached) + len(self._pinned)
 
-    def allocate(self) -> Block:
+    def allocate(self, *, break_pins: bool = False) -> Block:
         """A block with ref_count 1, nothing written and no node. Raises OutOfBlocks."""
         if not self._free:
-            self._evict()
+            self._evict(break_pins)
         block = self._free.popleft()
         block.ref_count = 1
         return block
@@ -77,6 +85,7 @@ class BlockPool:
     def forget(self, block: Block) -> None:
         """The published `block`'s content is given up: a cached one becomes free, a held one detached."""
         assert block.published
+        self.unpin(block)
         if block.ref_count == 0:
             del self._order(block)[block.block_id]
             block.node = None
@@ -84,8 +93,26 @@ class BlockPool:
         else:
             block.node = None
 
-    def _evict(self) -> None:
-        order = self._tails or self._cached
+    def pin(self, block: Block) -> None:
+        """Keep a published block from eviction."""
+        assert block.published and not block.pinned
+        self._move(block, pinned=True)
+
+    def unpin(self, block: Block) -> None:
+        """Let a block be evicted again, as the most recently used one; nothing if it was not pinned."""
+        if block.pinned:
+            self._move(block, pinned=False)
+
+    def _move(self, block: Block, *, pinned: bool) -> None:
+        if block.ref_count == 0:
+            del self._order(block)[block.block_id]
+        block.pinned = pinned
+        self.pinned += 1 if pinned else -1
+        if block.ref_count == 0:
+            self._order(block)[block.block_id] = block
+
+    def _evict(self, break_pins: bool) -> None:
+        order = self._tails or self._cached or (self._pinned if break_pins else None)
         if not order:
             raise OutOfBlocks("no block is free or evictable")
         self.evictions += 1
@@ -93,6 +120,8 @@ class BlockPool:
 
     def _order(self, block: Block) -> OrderedDict[BlockId, Block]:
         assert block.node is not None
+        if block.pinned:
+            return self._pinned
         return self._tails if block.node.is_tail else self._cached
 
     def _to_free_list(self, block: Block) -> None:
@@ -105,14 +134,17 @@ class BlockPool:
         assert len(free) == len(self._free), "a block is free twice"
         assert not (free & self._tails.keys()) and not (free & self._cached.keys())
         assert not (self._tails.keys() & self._cached.keys())
+        assert self.pinned == sum(block.pinned for block in self.blocks)
         for block in self.blocks:
             if block.block_id in free:
                 assert block.ref_count == 0 and block.node is None and block.written == 0, block
-            elif block.block_id in self._tails or block.block_id in self._cached:
+            elif block.ref_count == 0:
                 assert block.ref_count == 0 and block.published and block.written > 0, block
                 assert self._order(block)[block.block_id] is block
             else:
-                assert block.ref_count > 0, f"{block} is nowhere"
+                assert block.published or not block.pinned, block
+                orders = (self._tails, self._cached, self._pinned)
+                assert not any(block.block_id in order for order in orders), f"{block} is in use and evictable"
 
 
 def _no_tree(block: Block) -> None:

@@ -52,6 +52,26 @@ class PrefixTree:
             self._roots[identity] = PrefixNode(identity, b"", None)
         return self._roots[identity]
 
+    def has_root(self, identity: BlockHash) -> bool:
+        """Does the tree keep anything under this identity?"""
+        return identity in self._roots
+
+    def roots(self) -> list[PrefixNode]:
+        return list(self._roots.values())
+
+    def chain(self, root: BlockHash, tokens: bytes, hashes: list[BlockHash]) -> list[PrefixNode]:
+        """The verified nodes of the leading full blocks of `tokens`, as far as all are known."""
+        size = self._block_bytes
+        parent = self._roots.get(root)
+        nodes: list[PrefixNode] = []
+        for index, hash_ in enumerate(hashes):
+            node = self._nodes.get(hash_)
+            if node is None or node.parent is not parent or node.tokens != tokens[index * size : (index + 1) * size]:
+                break
+            nodes.append(node)
+            parent = node
+        return nodes
+
     def node(self, hash_: BlockHash) -> PrefixNode | None:
         """The node of a full block by its hash, unverified: for operators who name a block."""
         return self._nodes.get(hash_)
@@ -204,7 +224,7 @@ class PrefixTree:
     def invalidate(self, node: PrefixNode, reason: MissReason = MissReason.INVALIDATED) -> list[PrefixNode]:
         """`node` and all its descendants are no longer true: forget them. Returns the forgotten nodes; blocks that
         requests still hold are detached."""
-        forgotten = list(_subtree(node))
+        forgotten = list(subtree(node))
         for gone in forgotten:
             if gone.block is not None:
                 self._unset_block(gone)
@@ -286,7 +306,8 @@ class PrefixTree:
         assert set(node.resident) == {child for child in node.children if child.block is not None}
 
 
-def _subtree(node: PrefixNode) -> Iterator[PrefixNode]:
+def subtree(node: PrefixNode) -> Iterator[PrefixNode]:
+    """`node` and all its descendants, tails included; a parent comes before its children."""
     stack = [node]
     while stack:
         current = stack.pop()

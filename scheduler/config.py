@@ -20,6 +20,7 @@ class SchedulerConfig:
     max_model_len: int = 2048  # prompt and output of one request; at most what the pool holds
     recovery: Recovery = Recovery.REPAIR
     partial_reuse: bool = True
+    pin_share: float = 0.25  # of the pool's blocks that may be pinned
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,4 +38,5 @@ class EngineConfig:
     max_num_batched_tokens: int = 2048
     recovery: Recovery = Recovery.REPAIR
     partial_reuse: bool = True
+    pin_share: float = 0.25  # of the pool's blocks that may be pinned
     threads: int | None = None  # compute threads; None: every core this process may use

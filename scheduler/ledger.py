@@ -41,3 +41,14 @@ class PromptLedger:
             pending=count(Source.PENDING),
             computed=count(Source.COMPUTED) + count(Source.UNKNOWN),
         )
+
+    def computed_ranges(self) -> list[tuple[int, int]]:
+        """The positions this request computed, as ascending disjoint [start, end) ranges."""
+        ranges = []
+        end = 0
+        while (start := self._marks.find(Source.COMPUTED, end)) >= 0:
+            end = start
+            while end < len(self._marks) and self._marks[end] == Source.COMPUTED:
+                end += 1
+            ranges.append((start, end))
+        return ranges

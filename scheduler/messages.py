@@ -48,13 +48,30 @@ class SamplingParams:
 
 
 @dataclass(frozen=True, slots=True)
+class CacheControl:
+    """What one request may do with the cache, and how long what it uses should stay."""
+
+    read: bool = True  # use cached K/V
+    write: bool = True  # leave K/V for others
+    ttl: float | None = None  # seconds after the last use; None: until evicted
+    pin: bool = False  # keep from eviction, within the pool's share for pins
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One generation. Lower `priority` is served first (vLLM's convention), then the earlier arrival."""
+    """One generation. Lower `priority` is served first (vLLM's convention), then the earlier arrival.
+
+    Requests with different `cache_salt` or `adapter` never share K/V. `adapter` is the name of a loaded one.
+    """
 
     request_id: str
     prompt_token_ids: tuple[int, ...]
     params: SamplingParams
     priority: int = 0
+    cache_salt: str | None = None
+    adapter: str | None = None
+    cache: CacheControl = CacheControl()
+    report: bool = False  # the output with the first token carries a CacheReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +107,43 @@ class PromptUsage:
 
 
 @dataclass(frozen=True, slots=True)
+class BlockReport:
+    """One block of a prompt. `status` is reused, loaded, copied (its first slots; the rest is computed) or computed.
+
+    `reason` says why it was not wholly reused, in the words of cache.reason.MissReason. `first_difference` is the
+    position of the first token that the closest cached prompt has otherwise, `cached_token` that token, which is told
+    only to those who may know it.
+    """
+
+    index: int
+    start: int
+    end: int
+    hash: str | None  # hexadecimal; None for the block that is not full
+    status: str
+    tier: str | None = None
+    reason: str | None = None
+    first_difference: int | None = None
+    cached_token: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CacheReport:
+    """Where the K/V of a prompt come from, or would come from. Positions; `computed` are [start, end) ranges.
+
+    prompt_tokens == reused + copied + loaded + pending + the positions in `computed`.
+    """
+
+    prompt_tokens: int
+    valid_prefix: int
+    computed: tuple[tuple[int, int], ...]
+    reused: int
+    copied: int
+    loaded: int
+    pending: int
+    blocks: tuple[BlockReport, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class RequestTimes:
     """Seconds, of a request that ended. `decode` is from the first to the last token. None where it never got there."""
 
@@ -108,6 +162,7 @@ class RequestOutput:
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()  # one per token when asked for, else empty
     usage: PromptUsage | None = None  # in the output that carries the first token
+    report: CacheReport | None = None  # there too, if it was asked for
     time_to_first_token: float | None = None  # seconds since arrival, in the output that carries the first token
     inter_token: float | None = None  # seconds since this request's previous token, in the later ones
     finish_reason: FinishReason | None = None

@@ -9,8 +9,9 @@ from cache.block import Block
 from cache.hashing import encode_tokens
 from cache.identity import BlockHash
 from cache.node import PrefixNode
+from cache.reason import MissReason
 from scheduler.ledger import PromptLedger
-from scheduler.messages import FinishReason, GenerationRequest, PromptUsage, RequestTimes
+from scheduler.messages import CacheReport, FinishReason, GenerationRequest, PromptUsage, RequestTimes
 
 
 class RequestStatus(Enum):
@@ -30,10 +31,15 @@ class Request:
     `chain` is as long as nodes are known; a detached request's ends where its nodes stopped being true.
     """
 
-    def __init__(self, message: GenerationRequest, identity: BlockHash, arrival: float, order: int) -> None:
+    def __init__(
+        self, message: GenerationRequest, identity: BlockHash, arrival: float, order: int, adapter: object = None
+    ) -> None:
         self.request_id = message.request_id
         self.params = message.params
         self.identity = identity
+        self.adapter = adapter  # what the network needs of it; opaque here
+        self.cache = message.cache
+        self.reveals = bool(message.cache_salt)  # a cached token it hears of is its own salt's
         self.rank = (message.priority, order)  # lower is served first, preempted last
         self.status = RequestStatus.WAITING
         self.prompt_len = len(message.prompt_token_ids)
@@ -50,6 +56,9 @@ class Request:
 
         self.ledger = PromptLedger(self.prompt_len)
         self.usage: PromptUsage | None = None  # set when the prefill first ends
+        self.report: CacheReport | None = None  # of the latest admission, if one was asked for
+        self.wants_report = message.report
+        self.others: list[tuple[BlockHash, MissReason]] = []  # roots that might have explained a miss
         self.high = self.prompt_len  # positions below this were computed at least once, in the output
         self.first_written: int | None = None  # lowest position this request has computed since its admission
 

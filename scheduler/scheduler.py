@@ -7,17 +7,21 @@ Pure decisions: no tensors, no I/O, and the clock is an argument. `schedule` -> 
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from cache.block import BlockId
+from cache.hashing import encode_tokens
 from cache.identity import BlockHash
+from cache.match import Match
 from cache.node import PrefixNode
 from cache.pool import BlockPool
+from cache.reason import MissReason
 from cache.tree import PrefixTree
 from scheduler.batch import Batch, Copy
 from scheduler.config import SchedulerConfig
-from scheduler.messages import FinishReason, GenerationRequest, RequestOutput, TokenLogprobs
+from scheduler.messages import CacheReport, FinishReason, GenerationRequest, RequestOutput, TokenLogprobs
+from scheduler.report import report, settled
 from scheduler.request import Request, RequestStatus
 from scheduler.tables import BlockTables
 from scheduler.totals import Totals
@@ -68,10 +72,20 @@ class Scheduler:
     def has_work(self) -> bool:
         return bool(self.waiting or self.running)
 
-    def add(self, message: GenerationRequest, identity: BlockHash, now: float) -> None:
-        """Queue a request. Raises RequestRefused for one that could never run; nothing is kept of it."""
+    def add(
+        self,
+        message: GenerationRequest,
+        identity: BlockHash,
+        now: float,
+        *,
+        adapter: object = None,
+        others: Sequence[tuple[BlockHash, MissReason]] = (),
+    ) -> None:
+        """Queue a request under an identity's root. `adapter` is handed to the network as it is; `others` are roots
+        that may explain a miss. Raises RequestRefused for one that could never run; nothing is kept of it."""
         self._refuse_unfit(message)
-        request = Request(message, identity, now, self._arrivals)
+        request = Request(message, identity, now, self._arrivals, adapter)
+        request.others = list(others)
         self._arrivals += 1
         self._requests[request.request_id] = request
         insort(self.waiting, request, key=_rank)
@@ -104,25 +118,26 @@ class Scheduler:
 
     def schedule(self, now: float) -> Batch:
         """The next step: running requests first, then as many waiting ones as there is room for."""
+        self._tables.expire(now)
         batch = Batch()
         preemptions = self.totals.preemptions
         for request in list(self.running):
             if batch.num_tokens >= self._config.max_num_batched_tokens:
                 break
-            if request.status is RequestStatus.RUNNING and self._make_room(request, batch):
+            if request.status is RequestStatus.RUNNING and self._make_room(request, batch, now):
                 self._plan(request, batch)
         if self.totals.preemptions == preemptions:
             self._admit_waiting(batch, now)
         return batch
 
-    def _make_room(self, request: Request, batch: Batch) -> bool:
+    def _make_room(self, request: Request, batch: Batch, now: float) -> bool:
         """Give the request the blocks it needs to go on, preempting the newest where there are none. False if the
         request itself was preempted."""
         copies: list[Copy] = []
         for index in self._tables.missing(request):
-            while (more := self._tables.fill(request, index)) is None:
+            while (more := self._tables.fill(request, index, break_pins=len(self.running) == 1)) is None:
                 victim = self.running[-1]
-                self._preempt(victim)
+                self._preempt(victim, now)
                 if victim is request:
                     self._tables.free_sources(copies)
                     return False
@@ -130,9 +145,9 @@ class Scheduler:
         batch.add_copies(copies)
         return True
 
-    def _preempt(self, request: Request) -> None:
+    def _preempt(self, request: Request, now: float) -> None:
         self.running.remove(request)
-        self._tables.release(request, keep_tails=True)
+        self._tables.release(request, now, keep_tails=True)
         request.status = RequestStatus.WAITING
         request.preemptions += 1
         self.totals.preemptions += 1
@@ -145,7 +160,7 @@ class Scheduler:
             and batch.num_tokens < self._config.max_num_batched_tokens
         ):
             request = self.waiting[0]
-            copies = self._tables.admit(request)
+            copies = self._tables.admit(request, now, break_pins=not self.running)
             if copies is None:
                 break
             del self.waiting[0]
@@ -189,7 +204,7 @@ class Scheduler:
                 outputs.append(self._distrust(request, error, now))
         for request in batch.requests:
             if request.status is RequestStatus.RUNNING:
-                self._tables.publish_full(request)
+                self._tables.publish_full(request, now)
         for request in batch.sampled:
             if request.status is RequestStatus.RUNNING:
                 outputs.append(self._append(request, sampled[request.request_id], now))
@@ -219,6 +234,8 @@ class Scheduler:
             request.usage = request.ledger.usage()
             request.first_token = now
             self.totals.prefilled(request.usage)
+            if request.report is not None:
+                request.report = settled(request.report, request.usage, request.ledger.computed_ranges())
         inter_token = None if request.last_token is None else now - request.last_token
         request.last_token = now
         request.append(sampled.token_id)
@@ -228,6 +245,7 @@ class Scheduler:
             token_ids=(sampled.token_id,),
             logprobs=() if sampled.logprobs is None else (sampled.logprobs,),
             usage=request.usage if first else None,
+            report=request.report if first else None,
             time_to_first_token=now - request.arrival if first else None,
             inter_token=inter_token,
             num_generated=request.num_generated,
@@ -254,7 +272,7 @@ class Scheduler:
         """The one way a request ends: its blocks are let go and it gets its terminal output."""
         if request.status is RequestStatus.RUNNING:
             self.running.remove(request)
-            self._tables.release(request, keep_tails=reason is not FinishReason.ERROR)
+            self._tables.release(request, now, keep_tails=reason is not FinishReason.ERROR)
         else:
             self.waiting.remove(request)
         request.status = RequestStatus.FINISHED
@@ -290,6 +308,25 @@ class Scheduler:
         return output
 
     # -- what acts on a running cache ---------------------------------------------------------------------------------
+
+    def plan(
+        self,
+        message: GenerationRequest,
+        identity: BlockHash,
+        *,
+        others: Sequence[tuple[BlockHash, MissReason]] = (),
+        reveal: bool = False,
+    ) -> CacheReport:
+        """What a request would compute if it were admitted now. Nothing is touched, the order of eviction included."""
+        tokens = encode_tokens(message.prompt_token_ids)
+        hashes: list[BlockHash] = []
+        self._tree.extend_hashes(hashes, identity, tokens)
+        if message.cache.read:
+            match = self._tables.look_up(identity, tokens, hashes)
+            self._tables.explain(match, tokens, others)
+        else:
+            match = Match.nothing(len(message.prompt_token_ids), self._tree.block_size, MissReason.OPTED_OUT)
+        return report(match, hashes, reveal=reveal or bool(message.cache_salt))
 
     def drop(self, node: PrefixNode) -> None:
         """The K/V bytes of `node` are gone; running requests that hold them compute them again."""

@@ -6,14 +6,17 @@ from collections.abc import Iterable
 
 from cache.block import Block
 from cache.hashing import TOKEN_BYTES
+from cache.identity import BlockHash
 from cache.match import BlockStatus, Match
 from cache.node import PrefixNode
 from cache.pool import BlockPool
 from cache.reason import MissReason
+from cache.retention import Retention
 from cache.tree import PrefixTree
 from scheduler.batch import Copy
 from scheduler.config import Recovery, SchedulerConfig
 from scheduler.ledger import Source
+from scheduler.report import report
 from scheduler.request import Request
 
 _SOURCES = {BlockStatus.REUSED: Source.REUSED, BlockStatus.PENDING: Source.PENDING}
@@ -26,6 +29,7 @@ class BlockTables:
         self._pool = pool
         self._tree = tree
         self._block_size = tree.block_size
+        self._retention = Retention(pool, tree, int(config.pin_share * len(pool.blocks)))
         self._repair = config.recovery is Recovery.REPAIR
         self._partial_reuse = config.partial_reuse
 
@@ -33,21 +37,42 @@ class BlockTables:
 
     def match(self, request: Request) -> Match:
         """Look the request's tokens up. Changes nothing but the request's own list of hashes."""
-        if request.detached:
-            return Match.nothing(len(request.tokens), self._block_size, MissReason.INVALIDATED)
         tokens = bytes(request.encoded)
         self._tree.extend_hashes(request.hashes, request.identity, tokens)
+        if request.detached:
+            return Match.nothing(len(request.tokens), self._block_size, MissReason.INVALIDATED)
+        if not request.cache.read:
+            return Match.nothing(len(request.tokens), self._block_size, MissReason.OPTED_OUT)
+        return self.look_up(request.identity, tokens, request.hashes)
+
+    def look_up(self, identity: BlockHash, tokens: bytes, hashes: list[BlockHash]) -> Match:
+        """The match of encoded `tokens` under the policies in force."""
         return self._tree.match(
-            request.identity, tokens, request.hashes, keep_after_gap=self._repair, copy_siblings=self._partial_reuse
+            identity, tokens, hashes, keep_after_gap=self._repair, copy_siblings=self._partial_reuse
         )
 
-    def admit(self, request: Request) -> list[Copy] | None:
+    def explain(self, match: Match, tokens: bytes, others: Iterable[tuple[BlockHash, MissReason]]) -> None:
+        """Where nothing like the prompt was ever seen under its own identity, see whether another one has it."""
+        if match.blocks[0].reason is not MissReason.NEVER_SEEN:
+            return
+        for root, reason in others:
+            hashes: list[BlockHash] = []
+            self._tree.extend_hashes(hashes, root, tokens)
+            elsewhere = self._tree.chain(root, tokens, hashes)
+            for found, node in zip(match.blocks, elsewhere, strict=False):
+                if node.block is not None and found.reason is MissReason.NEVER_SEEN:
+                    found.reason = reason
+            if elsewhere:
+                return
+
+    def admit(self, request: Request, now: float, *, break_pins: bool) -> list[Copy] | None:
         """Give a waiting request a block for every block of its tokens; None, and nothing changed, if they do not
         suffice. The copies must run before anything is computed; each holds a reference to its source."""
         match = self.match(request)
         shared = [block for found in match.blocks if (block := found.block) is not None]
-        revived = sum(block.ref_count == 0 for block in shared)
-        spare = self._pool.available - revived - (len(match.blocks) - len(shared))
+        room = self._pool.available + (self._pool.breakable if break_pins else 0)
+        revived = sum(block.ref_count == 0 and (break_pins or not block.pinned) for block in shared)
+        spare = room - revived - (len(match.blocks) - len(shared))
         if spare < 0:
             return None
         for block in shared:
@@ -57,14 +82,23 @@ class BlockTables:
         request.first_written = None
         copies = []
         for found in match.blocks:
-            block = found.block or self._allocate(self._shareable(request, found.index))
+            block = found.block or self._allocate(request, found.index, break_pins)
             request.table.append(block)
             if found.status is not BlockStatus.REUSED:
                 request.open.append(found.index)
             if found.copy_from is not None:
                 copies.append(Copy(found.copy_from, block, found.copy_slots))
+            self._note_use(request, block if found.status is BlockStatus.REUSED else found.copy_from, now)
         self._note_sources(request, match)
+        if request.wants_report and request.usage is None:
+            self.explain(match, bytes(request.encoded), request.others)
+            request.report = report(match, request.hashes, reveal=request.reveals)
         return copies
+
+    def _note_use(self, request: Request, block: Block | None, now: float) -> None:
+        if block is not None and block.published:
+            assert block.node is not None
+            self._retention.used(block.node, request.cache.ttl, pin=request.cache.pin, now=now)
 
     def _hold_copy_sources(self, match: Match, spare: int) -> None:
         """Reference the siblings to copy from, so far as that leaves enough blocks for what must be allocated."""
@@ -117,17 +151,17 @@ class BlockTables:
             gaps.append(len(request.table))
         return gaps
 
-    def fill(self, request: Request, index: int) -> list[Copy] | None:
+    def fill(self, request: Request, index: int, *, break_pins: bool) -> list[Copy] | None:
         """Give the request a block at `index`: shared if the cache has it or another request is computing it, else a
         new one, with the copy that spares its first positions where a sibling has them. None if no block is left."""
         node = self._shareable(request, index)
-        block = None if node is None else node.block or node.pending
+        block = None if node is None or not request.cache.read else node.block or node.pending
         copies = []
         if block is not None:
             self._pool.share(block)
-        elif self._pool.available:
+        elif self._pool.available or (break_pins and self._pool.breakable):
             source, slots = self._hold_sibling(request, index)
-            block = self._allocate(node)
+            block = self._allocate(request, index, break_pins)
             if source is not None:
                 copies.append(Copy(source, block, slots))
         else:
@@ -142,7 +176,8 @@ class BlockTables:
     def _hold_sibling(self, request: Request, index: int) -> tuple[Block | None, int]:
         """A reference to the resident block that shares the most leading tokens with block `index` of the request, if
         that leaves one to allocate. The last position is never copied."""
-        if not self._partial_reuse or index > len(request.chain) or request.detached:
+        unproven = index > len(request.chain) or request.held is None
+        if unproven or request.detached or not (self._partial_reuse and request.cache.read):
             return None, 0
         parent = request.chain[index - 1] if index else self._tree.root(request.identity)
         end = min((index + 1) * self._block_size, len(request.tokens) - 1)
@@ -155,7 +190,7 @@ class BlockTables:
         self._pool.share(source)
         return source, closest[1]
 
-    def publish_full(self, request: Request) -> None:
+    def publish_full(self, request: Request, now: float) -> None:
         """Publish every open block that has filled, or switch to the one that was published meanwhile."""
         still_open = []
         for index in request.open:
@@ -163,15 +198,23 @@ class BlockTables:
             if block is None or block.written < self._block_size:
                 still_open.append(index)
             else:
-                self._publish(request, index, block)
+                self._publish(request, index, block, now)
         request.open = still_open
 
-    def _publish(self, request: Request, index: int, block: Block) -> None:
+    def _publish(self, request: Request, index: int, block: Block, now: float) -> None:
+        if not request.cache.write:
+            return
         while len(request.chain) <= index and not request.chain_ended:
             self._extend_chain(request)
         if index >= len(request.chain):
             return
-        kept = self._tree.publish(request.chain[index], block)
+        node = request.chain[index]
+        was_there = node.block is not None
+        kept = self._tree.publish(node, block)
+        if was_there:
+            self._note_use(request, kept, now)
+        else:
+            self._retention.published(node, request.cache.ttl, pin=request.cache.pin, now=now)
         if kept is not block:
             self._pool.share(kept)
             request.table[index] = kept
@@ -198,23 +241,29 @@ class BlockTables:
         last = (len(request.tokens) - 1) // self._block_size
         return request.chain[index] if index < min(last, len(request.chain)) else None
 
-    def _allocate(self, node: PrefixNode | None) -> Block:
-        block = self._pool.allocate()
-        if node is not None and node.block is None and node.pending is None:
+    def _allocate(self, request: Request, index: int, break_pins: bool) -> Block:
+        block = self._pool.allocate(break_pins=break_pins)
+        node = self._shareable(request, index)
+        if node is not None and request.cache.write and node.block is None and node.pending is None:
             self._tree.await_block(node, block)
         return block
 
     # -- letting go ---------------------------------------------------------------------------------------------------
 
-    def release(self, request: Request, *, keep_tails: bool) -> None:
+    def release(self, request: Request, now: float, *, keep_tails: bool) -> None:
         """Free all the request's blocks, the last first, so that of one prompt the end is evicted before the
         beginning. With `keep_tails` what was written of unfilled blocks stays to be copied from."""
-        keep_tails = keep_tails and self._partial_reuse and not request.detached
+        keep_tails = keep_tails and self._partial_reuse and request.cache.write and not request.detached
         for index in range(len(request.table) - 1, -1, -1):
             block = request.table[index]
-            if block is not None:
-                tail_of = self._tail_parent(request, index, block) if keep_tails else None
-                self._let_go(block, tail_of, request.encoded[index * self._block_size * TOKEN_BYTES :])
+            if block is None:
+                continue
+            parent = self._tail_parent(request, index, block) if keep_tails else None
+            if parent is not None:
+                self._keep_tail(request, index, block, parent, now)
+            elif block.published and block.node is not None:
+                block.node.last_use = now
+            self._let_go(block)
         request.table.clear()
         request.open.clear()
         request.chain.clear()
@@ -230,12 +279,23 @@ class BlockTables:
             return self._tree.root(request.identity)
         return request.chain[index - 1] if index <= len(request.chain) else None
 
-    def _let_go(self, block: Block, tail_of: PrefixNode | None = None, tokens: bytes | bytearray = b"") -> None:
+    def _keep_tail(self, request: Request, index: int, block: Block, parent: PrefixNode, now: float) -> None:
+        if block.node is not None:
+            self._tree.abandon(block)
+        start = index * self._block_size * TOKEN_BYTES
+        tokens = bytes(request.encoded[start : start + block.written * TOKEN_BYTES])
+        if self._tree.publish_tail(parent, tokens, block):
+            assert block.node is not None
+            self._retention.published(block.node, request.cache.ttl, pin=False, now=now)
+
+    def _let_go(self, block: Block) -> None:
         if block.ref_count == 1 and block.node is not None and not block.published:
             self._tree.abandon(block)
-        if tail_of is not None:
-            self._tree.publish_tail(tail_of, bytes(tokens[: block.written * TOKEN_BYTES]), block)
         self._pool.free(block)
+
+    def expire(self, now: float) -> None:
+        """Drop what has outlived its time to live."""
+        self._retention.expire(now)
 
     def free_sources(self, copies: Iterable[Copy]) -> None:
         """These copies have run, or never will."""

@@ -98,7 +98,7 @@ def test_the_writer_leaves_mid_repair_and_the_other_holder_goes_on(how: str) -> 
         before += 1
     else:
         writer = world.scheduler.running[0]
-        world.scheduler._preempt(writer)
+        world.scheduler._preempt(writer, world.clock)
         world.scheduler.waiting.clear()
         del world.scheduler._requests["writer"]
     world.check()
