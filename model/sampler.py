@@ -147,22 +147,27 @@ def _draw(logits: Floats, peak: np.floating, row: SampleRow) -> int:
     with np.errstate(over="ignore", under="ignore"):
         scores = (logits.astype(np.float64) - np.float64(peak)) / params.temperature  # the best is 0
         weights = np.exp(scores)  # the best is 1
-    if params.min_p > 0.0:
-        weights[weights < params.min_p] = 0.0  # relative to the best
-    if 0 < params.top_k < len(weights):
-        weights = _only(weights, _top_ids(weights, params.top_k))
-    if params.top_p < 1.0:
-        weights = _only(weights, _nucleus(weights, params.top_p))
-    cumulative = weights.cumsum()
-    drawn = int(cumulative.searchsorted(_uniform(params.seed, params.choice, row.position) * cumulative[-1], "right"))
+    ids = _filtered(weights, params)
+    cumulative = (weights if ids is None else weights[ids]).cumsum()
+    drawn = cumulative.searchsorted(_uniform(params.seed, params.choice, row.position) * cumulative[-1], "right")
     # A product rounded up to the whole would point past the end: then it is the last token with any weight.
-    return min(drawn, int(cumulative.searchsorted(cumulative[-1], "left")))
+    drawn = min(drawn, cumulative.searchsorted(cumulative[-1], "left"))
+    return int(drawn if ids is None else ids[drawn])
 
 
-def _only(weights: NDArray[np.float64], ids: Ids) -> NDArray[np.float64]:
-    kept = np.zeros_like(weights)
-    kept[ids] = weights[ids]
-    return kept
+def _filtered(weights: NDArray[np.float64], params: SamplingLike) -> Ids | None:
+    """Ascending ids of the tokens that min_p, top_k and top_p leave, in that order; None for all.
+
+    Each filter sees only what the one before it left: fewer tokens to sort, and shares that add up to one.
+    """
+    if params.min_p <= 0.0 and params.top_k <= 0 and params.top_p >= 1.0:
+        return None
+    ids = np.flatnonzero(weights >= params.min_p if params.min_p > 0.0 else weights)  # relative to the best, which is 1
+    if 0 < params.top_k < len(ids):
+        ids = ids[np.sort(_top_ids(weights[ids], params.top_k))]
+    if params.top_p < 1.0:
+        ids = ids[np.sort(_nucleus(weights[ids], params.top_p))]
+    return ids
 
 
 def _nucleus(weights: NDArray[np.float64], top_p: float) -> Ids:
