@@ -25,6 +25,10 @@ class Block:
     `written` counts the leading slots that hold valid K/V; it advances only after a step has succeeded. `node` says
     whose K/V these are: set while the block is pending under a node (`node.pending`) or published (`node.block`).
     Only a published block is ever `pinned`.
+
+    `checksum` is taken when the block is published. `published_at` and `checked_at` are the numbers of the steps after
+    which it was published and last found good; `origin` is the node whose block its first slots were copied from, and
+    the number of the step that did. The cache's Integrity keeps these.
     """
 
     block_id: BlockId
@@ -32,6 +36,10 @@ class Block:
     written: int = 0
     node: PrefixNode | None = None
     pinned: bool = False
+    checksum: int | None = None
+    published_at: int = 0
+    checked_at: int = 0
+    origin: tuple[PrefixNode, int] | None = None
 
     @property
     def published(self) -> bool:

@@ -126,6 +126,8 @@ class BlockPool:
 
     def _to_free_list(self, block: Block) -> None:
         block.written = 0
+        block.checksum = None
+        block.origin = None
         self._free.append(block)
 
     def check_integrity(self) -> None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+import xxhash
 
 from cache.block import BlockId
 
@@ -60,6 +61,11 @@ class KVStorage:
         """Copy whole blocks, sources[i] over targets[i]. No target may be a source of the same call."""
         if sources:
             self._blocks[list(targets)] = self._blocks[list(sources)]
+
+    def checksum(self, block_id: BlockId) -> int:
+        """xxh3-64 of all the block's bytes."""
+        raw = self._blocks[block_id].view(torch.uint8).cpu().numpy()
+        return xxhash.xxh3_64_intdigest(raw.data)
 
     def zero(self, block_id: BlockId, from_slot: int = 0) -> None:
         """Zero the slots from `from_slot` on: what a failed step may have left there must not spread (a NaN in a

@@ -13,7 +13,7 @@ A node without K/V stays while something below it, or a request whose chain ends
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from cache.block import Block
 from cache.hashing import TOKEN_BYTES, BlockHasher
@@ -37,6 +37,7 @@ class PrefixTree:
         self.collisions = 0
         self.published = 0
         self.history = LossHistory()
+        self.on_publish: Callable[[Block], object] = _ignore  # the cache's Integrity sets it
         self._block_bytes = block_size * TOKEN_BYTES
         self._pool = pool
         self._hash = hasher or BlockHasher()
@@ -190,6 +191,7 @@ class PrefixTree:
         block.node = node
         assert node.parent is not None
         node.parent.add_resident(node)
+        self.on_publish(block)
 
     def _unset_block(self, node: PrefixNode) -> Block:
         block = node.block
@@ -313,3 +315,7 @@ def subtree(node: PrefixNode) -> Iterator[PrefixNode]:
         current = stack.pop()
         yield current
         stack.extend(current.children)
+
+
+def _ignore(block: Block) -> None:
+    """Nobody signs the blocks of this tree."""

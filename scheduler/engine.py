@@ -8,7 +8,9 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from cache.hashing import BlockHasher
 from cache.identity import CacheIdentity
+from cache.integrity import Integrity
 from cache.pool import BlockPool
 from cache.storage import KVStorage, PlaneShape, block_bytes
 from cache.tree import PrefixTree
@@ -20,7 +22,10 @@ from model.runner import Runner
 from model.sampler import SampledToken, Sampler, SamplingFailure
 from model.source import resolve
 from scheduler.batch import Batch
+from scheduler.changes import CacheChanges
+from scheduler.commands import CacheTarget, ChangeCache, Command, CommandRefused, PlanPrompt
 from scheduler.config import EngineConfig, SchedulerConfig
+from scheduler.identities import Identities, Root
 from scheduler.inputs import flatten, sample_rows
 from scheduler.machine import free_memory, usable_cores
 from scheduler.messages import (
@@ -29,6 +34,7 @@ from scheduler.messages import (
     FinishReason,
     GenerationRequest,
     RequestOutput,
+    SamplingParams,
     StepOutput,
     TokenLogprobs,
 )
@@ -38,6 +44,8 @@ from scheduler.sizing import choose_max_model_len, choose_num_blocks
 log = logging.getLogger("pagekv.engine")
 
 LAYOUT = "block/layer/kv/head/slot/dim"
+
+_NO_PARAMS = SamplingParams(max_tokens=1, seed=0)
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -81,17 +89,22 @@ class Engine:
             layout=LAYOUT,
             block_size=size,
         )
-        self._root = self.identity.root_hash()
         self.pool = BlockPool(num_blocks)
-        self.tree = PrefixTree(self.pool, size)
+        self.tree = PrefixTree(self.pool, size, BlockHasher(config.hash_bits))
+        self._identities = Identities(self.identity, self.tree.has_root)
+        self._integrity = Integrity(self.pool, self.tree, self._storage.checksum)
+        self._scrub_rate = config.scrub_rate
+        self._scrubbed = self._clock()
         limits = SchedulerConfig(
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
             max_model_len=max_model_len,
             recovery=config.recovery,
             partial_reuse=config.partial_reuse,
+            pin_share=config.pin_share,
         )
-        self.scheduler = Scheduler(self.pool, self.tree, limits, model.eos_token_ids)
+        self.scheduler = Scheduler(self.pool, self.tree, limits, model.eos_token_ids, self._integrity)
+        self._changes = CacheChanges(self.tree, self.scheduler, bytes_a_block)
         name = str(dtype).removeprefix("torch.")
         self.info = EngineInfo(
             model_path=str(loaded.source.path),
@@ -123,10 +136,18 @@ class Engine:
             if not 0 <= token < self.info.vocab_size:
                 return _refusal(request, f"prompt token {index} is {token}, outside the vocabulary")
         try:
-            self.scheduler.add(request, self._root, self._clock())
-        except RequestRefused as error:
+            root = self._root(request)
+            others = [(other.hash, reason) for other, reason in self._identities.others(root)] if request.report else ()
+            self.scheduler.add(request, root.hash, self._clock(), others=others)
+        except (RequestRefused, CommandRefused) as error:
             return _refusal(request, str(error))
         return None
+
+    def _root(self, request: GenerationRequest) -> Root:
+        """Where the request belongs in the cache. Raises CommandRefused for an adapter that is not loaded."""
+        if request.adapter is not None:
+            raise CommandRefused(f"there is no adapter {request.adapter!r}", "adapter")
+        return self._identities.root(None, None, request.cache_salt)
 
     def abort(self, request_id: str) -> RequestOutput | None:
         return self.scheduler.abort(request_id, self._clock())
@@ -134,13 +155,40 @@ class Engine:
     def abort_all(self) -> list[RequestOutput]:
         return self.scheduler.abort_all(self._clock())
 
+    # -- commands -----------------------------------------------------------------------------------------------------
+
+    def command(self, command: Command) -> object:
+        """Carry out what an operator asks, between steps; each command names its answer. Raises CommandRefused."""
+        match command:
+            case ChangeCache(operation, target):
+                effect = self._changes.change(operation, target, self._roots_of(target))
+                self._zero()
+                return effect
+            case PlanPrompt(request, reveal):
+                root = self._root(request)
+                others = [(other.hash, reason) for other, reason in self._identities.others(root)]
+                return self.scheduler.plan(request, root.hash, others=others, reveal=reveal)
+        raise CommandRefused(f"unknown command {command!r}")
+
+    def _roots_of(self, target: CacheTarget) -> list[Root]:
+        """The roots a target is confined to."""
+        if target.prompt is not None:
+            return [self._root(GenerationRequest("", target.prompt, _NO_PARAMS, 0, target.cache_salt, target.adapter))]
+        roots = list(self._identities)
+        if target.adapter is not None:
+            return [root for root in roots if root.adapter == target.adapter]
+        if target.cache_salt is not None:
+            return [root for root in roots if root.identity.salt == target.cache_salt]
+        return roots
+
     # -- the loop -----------------------------------------------------------------------------------------------------
 
     def step(self) -> StepOutput:
         """One step: what it gave each request of its batch. A step that fails, fails its own requests only."""
+        said = self.scrub()
         batch = self.scheduler.schedule(self._clock())
         if not batch.spans:
-            return StepOutput((), self.stats())
+            return StepOutput(tuple(said), self.stats())
         try:
             sampled = self._run(batch)
         except Exception as error:  # whatever it was, the other requests go on
@@ -148,8 +196,9 @@ class Engine:
             outputs = self.scheduler.fail(batch, f"{type(error).__name__}: {error}", self._clock())
         else:
             outputs = self.scheduler.update(batch, sampled, self._clock())
+            self._integrity.sign(self.scheduler.totals.steps)
         self._zero()
-        return StepOutput(tuple(outputs), self.stats())
+        return StepOutput((*said, *outputs), self.stats())
 
     def _run(self, batch: Batch) -> dict[str, Sampled]:
         self._storage.copy(
@@ -159,6 +208,21 @@ class Engine:
         rows = sample_rows(batch.sampled, self.info.eos_token_ids)
         chosen = self._sampler.sample(logits, rows)
         return {request.request_id: _as_sampled(choice) for request, choice in zip(batch.sampled, chosen, strict=True)}
+
+    def scrub(self) -> list[RequestOutput]:
+        """Check as many published blocks as are due by now. Damage is contained and counted; returns the ends of
+        requests that cannot be saved."""
+        now, step = self._clock(), self.scheduler.totals.steps
+        due = int((now - self._scrubbed) * self._scrub_rate)
+        if due == 0:
+            return []
+        self._scrubbed = now
+        outputs: list[RequestOutput] = []
+        for block in self._integrity.scrub(due, step):
+            log.error("block %d is corrupt: its checksum is not that of its publication", block.block_id)
+            outputs += self.scheduler.corrupt(self._integrity.taint(block), now)
+            self._zero()
+        return outputs
 
     def _zero(self) -> None:
         for block_id, slot in self.scheduler.to_zero:
@@ -185,6 +249,9 @@ class Engine:
             evicted_blocks=self.pool.evictions,
             published_blocks=self.tree.published,
             hash_collisions=self.tree.collisions,
+            checked_blocks=self._integrity.checked,
+            corrupt_blocks=self._integrity.failures,
+            pinned_blocks=self.pool.pinned,
             steps=totals.steps,
             failed_steps=totals.failed_steps,
             step_tokens=totals.step_tokens,

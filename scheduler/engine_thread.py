@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
+from scheduler.commands import Command
 from scheduler.config import EngineConfig
 from scheduler.messages import EngineInfo, GenerationRequest, RequestOutput, StepOutput
 
@@ -15,6 +18,8 @@ if TYPE_CHECKING:
     from scheduler.engine import Engine
 
 log = logging.getLogger("pagekv.engine")
+
+IDLE = 1.0  # seconds; an engine with nothing to do wakes up this often to check blocks
 
 
 class _Abort(str):
@@ -27,6 +32,26 @@ class _Stop:
     """End after what is under way."""
 
 
+class EngineGone(Exception):
+    """The engine has ended, and cannot answer."""
+
+
+class _Call:
+    """A command and the place for its answer."""
+
+    def __init__(self, command: Command) -> None:
+        self.command = command
+        self.answer: Future[object] = Future()
+
+    def run(self, engine: Engine) -> None:
+        if not self.answer.set_running_or_notify_cancel():
+            return
+        try:
+            self.answer.set_result(engine.command(self.command))
+        except Exception as error:
+            self.answer.set_exception(error)
+
+
 class EngineThread:
     """Takes requests from any thread; `deliver` is called on the engine's thread after each step that said something.
 
@@ -37,7 +62,7 @@ class EngineThread:
         self._config = config
         self._deliver = deliver
         self._progress = progress
-        self._inbox: queue.SimpleQueue[GenerationRequest | _Abort | _Stop] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[GenerationRequest | _Abort | _Call | _Stop] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._main, name="pagekv-engine", daemon=True)
         self._started: queue.SimpleQueue[EngineInfo | BaseException] = queue.SimpleQueue()
 
@@ -57,6 +82,15 @@ class EngineThread:
     def abort(self, request_id: str) -> None:
         """Never blocks. A request that is unknown, or has just ended, is left alone."""
         self._inbox.put(_Abort(request_id))
+
+    def call(self, command: Command) -> Future[object]:
+        """Never blocks. The command is carried out between steps; the future has its answer, the CommandRefused it
+        ended in, or EngineGone if the engine ends first."""
+        call = _Call(command)
+        self._inbox.put(call)
+        if not self.alive:
+            self._refuse_all()
+        return call.answer
 
     def stop(self) -> None:
         """End after the current step; every live request gets its terminal output. Waits for the thread."""
@@ -87,18 +121,33 @@ class EngineThread:
             log.exception("the engine's thread died")
         finally:
             self._deliver(StepOutput(tuple(engine.abort_all()), engine.stats()))
+            self._refuse_all()
+
+    def _refuse_all(self) -> None:
+        """Nobody will take what is in the inbox: tell those who wait for an answer."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                item = self._inbox.get_nowait()
+                if isinstance(item, _Call):
+                    item.answer.set_exception(EngineGone("the engine has ended"))
 
     def _take(self, engine: Engine) -> bool:
         """Take all that is in the inbox, waiting for something if there is nothing to do. False to end."""
         said: list[RequestOutput] = []
         going = True
         while going and not (self._inbox.empty() and (engine.has_work or said)):
-            item = self._inbox.get()
+            try:
+                item = self._inbox.get(timeout=IDLE)
+            except queue.Empty:
+                said += engine.scrub()
+                continue
             output: RequestOutput | None = None
             if isinstance(item, _Stop):
                 going = False
             elif isinstance(item, _Abort):
                 output = engine.abort(item)
+            elif isinstance(item, _Call):
+                item.run(engine)
             else:
                 output = engine.add(item)
             if output is not None:

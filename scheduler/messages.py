@@ -192,6 +192,9 @@ class EngineStats:
     evicted_blocks: int = 0
     published_blocks: int = 0
     hash_collisions: int = 0
+    checked_blocks: int = 0  # checksums compared
+    corrupt_blocks: int = 0  # and found wrong
+    pinned_blocks: int = 0
     steps: int = 0
     failed_steps: int = 0
     step_tokens: int = 0  # positions computed in this step

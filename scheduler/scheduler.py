@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from cache.block import BlockId
 from cache.hashing import encode_tokens
 from cache.identity import BlockHash
+from cache.integrity import Integrity, Taint
 from cache.match import Match
 from cache.node import PrefixNode
 from cache.pool import BlockPool
@@ -52,7 +53,12 @@ class Scheduler:
     """
 
     def __init__(
-        self, pool: BlockPool, tree: PrefixTree, config: SchedulerConfig, eos_token_ids: tuple[int, ...]
+        self,
+        pool: BlockPool,
+        tree: PrefixTree,
+        config: SchedulerConfig,
+        eos_token_ids: tuple[int, ...],
+        integrity: Integrity | None = None,
     ) -> None:
         self.waiting: list[Request] = []
         self.running: list[Request] = []
@@ -63,6 +69,7 @@ class Scheduler:
         self._tree = tree
         self._config = config
         self._eos = frozenset(eos_token_ids)
+        self._integrity = integrity
         self._tables = BlockTables(pool, tree, config)
         self._arrivals = 0
 
@@ -146,11 +153,15 @@ class Scheduler:
         return True
 
     def _preempt(self, request: Request, now: float) -> None:
-        self.running.remove(request)
-        self._tables.release(request, now, keep_tails=True)
-        request.status = RequestStatus.WAITING
         request.preemptions += 1
         self.totals.preemptions += 1
+        self._send_back(request, now, keep_tails=True)
+
+    def _send_back(self, request: Request, now: float, *, keep_tails: bool) -> None:
+        """A running request waits again, without blocks, in its old place."""
+        self.running.remove(request)
+        self._tables.release(request, now, keep_tails=keep_tails)
+        request.status = RequestStatus.WAITING
         insort(self.waiting, request, key=_rank)
 
     def _admit_waiting(self, batch: Batch, now: float) -> None:
@@ -193,6 +204,9 @@ class Scheduler:
 
     def update(self, batch: Batch, sampled: Mapping[str, Sampled], now: float) -> list[RequestOutput]:
         """The step succeeded: publish what it filled, append what it sampled (by request id), end what is done."""
+        if self._integrity is not None:
+            for copy in batch.copies:
+                self._integrity.copied(copy.source, copy.target, self.totals.steps + 1)
         self._settle(batch)
         for block, valid in batch.planned.items():
             block.written = valid
@@ -331,6 +345,29 @@ class Scheduler:
     def drop(self, node: PrefixNode) -> None:
         """The K/V bytes of `node` are gone; running requests that hold them compute them again."""
         self._tables.drop(node, self.running)
+
+    def corrupt(self, taint: Taint, now: float) -> list[RequestOutput]:
+        """Published K/V were found damaged: give up all that may carry the damage. Running requests that attended to
+        it start again from what is trusted if nothing of theirs was sent, else they fail."""
+        outputs = []
+        if self.totals.steps > taint.since:
+            for request in list(self.running):
+                if not any(block is not None and block.block_id in taint.blocks for block in request.table):
+                    continue
+                own = [block for block in request.table if block is not None and not block.published]
+                if request.num_generated:
+                    outputs.append(
+                        self._finish(request, FinishReason.ERROR, now, "cached K/V it had read were corrupt")
+                    )
+                else:
+                    self._send_back(request, now, keep_tails=False)
+                self.to_zero += [(block.block_id, 0) for block in own if block.ref_count == 0]
+        for node in taint.nodes:
+            block = node.block
+            self._tables.drop(node, self.running, MissReason.CORRUPT)
+            if block is not None:
+                self.to_zero.append((block.block_id, 0))
+        return outputs
 
     def invalidate(self, node: PrefixNode) -> int:
         """`node` and all below it are no longer true. Running requests that hold any of it finish on what they hold.

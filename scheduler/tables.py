@@ -304,9 +304,9 @@ class BlockTables:
 
     # -- what acts on a running cache ---------------------------------------------------------------------------------
 
-    def drop(self, node: PrefixNode, running: Iterable[Request]) -> None:
+    def drop(self, node: PrefixNode, running: Iterable[Request], reason: MissReason = MissReason.DROPPED) -> None:
         """The bytes of `node` are gone: it becomes a gap in every table that held its block."""
-        block = self._tree.drop(node)
+        block = self._tree.drop(node, reason)
         if block is None:
             return
         for request in running:

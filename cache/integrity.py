@@ -1,0 +1,101 @@
+"""Integrity: are the bytes of published blocks still those that were published, and if not, what did they touch?
+
+A block found corrupt on the device was attended to, or copied from, at unknown times since it was last found good:
+
+    step              12        13        14        15
+    block X           found good          damaged        found corrupt
+    below it          A published         B published
+    copied from it              C                   D
+
+B and D may carry the damage, and so may whatever was published below them or copied from them since. A and C do not,
+nor does anything that was published before X was last found good.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from cache.block import Block, BlockId
+from cache.node import PrefixNode
+from cache.pool import BlockPool
+from cache.tree import PrefixTree, subtree
+
+
+@dataclass(slots=True)
+class Taint:
+    """What a corrupt block may have spoilt: the nodes whose K/V must go, and unpublished blocks with copied slots.
+
+    `since` is the number of the step after which the corrupt block was last found good.
+    """
+
+    since: int
+    nodes: list[PrefixNode] = field(default_factory=list)  # the corrupt one first
+    blocks: set[BlockId] = field(default_factory=set)  # of those nodes, and unpublished ones
+
+
+class Integrity:
+    """Signs blocks as they are published and checks them later. `checksum` reads a block's bytes."""
+
+    def __init__(self, pool: BlockPool, tree: PrefixTree, checksum: Callable[[BlockId], int]) -> None:
+        self.checked = 0
+        self.failures = 0
+        self._pool = pool
+        self._checksum = checksum
+        self._next = 0
+        self._fresh: list[Block] = []
+        tree.on_publish = self._fresh.append
+
+    def sign(self, step: int) -> None:
+        """Take the checksums of all blocks published since the last call, which is after every step."""
+        for block in self._fresh:
+            if block.published and block.checksum is None:
+                block.checksum = self._checksum(block.block_id)
+                block.published_at = block.checked_at = step
+        self._fresh.clear()
+
+    def copied(self, source: Block, target: Block, step: int) -> None:
+        """`step` has copied slots of the published `source` to `target`."""
+        if source.node is not None:
+            target.origin = source.node, step
+
+    def check(self, block: Block, step: int) -> bool:
+        """Is the published `block` as it was signed? If so it is good as of `step`."""
+        self.checked += 1
+        if self._checksum(block.block_id) == block.checksum:
+            block.checked_at = step
+            return True
+        self.failures += 1
+        return False
+
+    def scrub(self, count: int, step: int) -> Iterator[Block]:
+        """Check the next `count` published blocks, round and round; yields the corrupt ones."""
+        for _ in range(min(len(self._pool.blocks), count)):
+            block = self._pool.blocks[self._next]
+            self._next = (self._next + 1) % len(self._pool.blocks)
+            if block.published and block.checksum is not None and not self.check(block, step):
+                yield block
+
+    def taint(self, corrupt: Block) -> Taint:
+        """Follow the damage through descendants and copies. Rare, so it looks at every block."""
+        assert corrupt.node is not None
+        taint = Taint(since=corrupt.checked_at)
+        todo = [(corrupt.node, corrupt.checked_at)]
+        seen: set[PrefixNode] = set()
+        while todo:
+            node, since = todo.pop()
+            if node in seen:
+                continue
+            seen.add(node)
+            if node.block is not None:
+                taint.nodes.append(node)
+                taint.blocks.add(node.block.block_id)
+            for below in subtree(node):
+                if below is not node and below.block is not None and below.block.published_at > since:
+                    todo.append((below, below.block.published_at - 1))
+            for block in self._pool.blocks:
+                if block.origin is not None and block.origin[0] is node and block.origin[1] > since:
+                    taint.blocks.add(block.block_id)
+                    if block.published and block.node is not None:
+                        todo.append((block.node, block.published_at - 1))
+        return taint
