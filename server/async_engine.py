@@ -198,6 +198,7 @@ class OutputStream:
         self._engine = engine
         self._open = set(range(size))  # indices whose terminal output has not been read
         self._pending: dict[int, _Pending] = {}
+        self._failures: dict[int, RequestOutput] = {}  # come after what is pending: tokens that were made are read
         self._waiter: asyncio.Future[None] | None = None
 
     def __enter__(self) -> Self:
@@ -217,6 +218,10 @@ class OutputStream:
                 if output.finish_reason is not None:
                     self._open.discard(index)
                 return index, output
+            if self._failures:
+                index, output = self._failures.popitem()
+                self._open.discard(index)
+                return index, output
             self._waiter = asyncio.get_running_loop().create_future()
             try:
                 await self._waiter
@@ -228,7 +233,9 @@ class OutputStream:
         if index not in self._open:
             return
         pending = self._pending.get(index)
-        if pending is None:
+        if output.finish_reason in (FinishReason.ERROR, FinishReason.ABORT):
+            self._failures[index] = output
+        elif pending is None:
             self._pending[index] = _Pending(output)
         else:
             pending.add(output)
@@ -246,6 +253,7 @@ class OutputStream:
     def _leave(self, index: int, reason: FinishReason) -> None:
         self._open.discard(index)
         self._pending.pop(index, None)
+        self._failures.pop(index, None)
         if index < len(self.request_ids):
             self._engine.abort(self.request_ids[index], reason)
 

@@ -126,10 +126,10 @@ def serve(
     Without MODEL, serve SmolLM2-135M-Instruct.
     """
     config = EngineConfig(recovery=Recovery(recovery), partial_reuse=partial_reuse == "on", **engine_options)
-    from server.serve import ServeError, run
+    from server.serve import ServeError, engine_thread, run
 
     try:
-        run(config, host=host, port=port, model_name=served_model_name, log_level=log_level)
+        run(engine_thread(config), host=host, port=port, model_name=served_model_name, log_level=log_level)
     except ServeError as error:
         raise click.ClickException(str(error)) from None
 

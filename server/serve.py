@@ -17,7 +17,7 @@ import uvicorn
 from scheduler.config import EngineConfig
 from scheduler.messages import EngineInfo, StepOutput
 from server.app import create_app
-from server.async_engine import AsyncEngine, EngineLike
+from server.async_engine import AsyncEngine, EngineFactory, EngineLike
 from server.state import ServerSettings
 from server.version import VERSION
 
@@ -31,11 +31,24 @@ class ServeError(Exception):
     """The server cannot start; the message is one line for the operator."""
 
 
-def run(config: EngineConfig, *, host: str, port: int, model_name: str | None, log_level: str) -> None:
+def engine_thread(config: EngineConfig) -> EngineFactory:
+    """The engine of `pagekv serve`: on a thread of this process."""
+
+    def make(deliver: Callable[[StepOutput], None]) -> EngineLike:
+        from scheduler.engine_thread import EngineThread
+
+        return EngineThread(config, deliver, progress=True)
+
+    return make
+
+
+def run(
+    make_engine: EngineFactory, *, host: str, port: int, model_name: str | None = None, log_level: str = "info"
+) -> None:
     """Serve until SIGINT or SIGTERM. Raises ServeError when the port or the model cannot be had."""
     set_up_logging(log_level)
     with bind(host, port) as listener, interruptible():
-        engine, info = start_engine(config)
+        engine, info = start_engine(make_engine)
         try:
             listen(listener, engine, info, model_name, log_level)
         finally:
@@ -83,14 +96,9 @@ def leave(signum: int, _: FrameType | None) -> NoReturn:
     raise SystemExit(128 + signum)
 
 
-def start_engine(config: EngineConfig) -> tuple[AsyncEngine, EngineInfo]:
-    from scheduler.engine_thread import EngineThread
-
-    def make_engine(deliver: Callable[[StepOutput], None]) -> EngineLike:
-        return EngineThread(config, deliver, progress=True)
-
-    engine = AsyncEngine(make_engine)
+def start_engine(make_engine: EngineFactory) -> tuple[AsyncEngine, EngineInfo]:
     try:
+        engine = AsyncEngine(make_engine)
         return engine, engine.start()
     except Exception as error:
         log.debug("the engine did not start", exc_info=True)

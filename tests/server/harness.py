@@ -55,7 +55,9 @@ class Running:
 
 
 @contextmanager
-def serve(settings: ServerSettings | None = None, **options: Any) -> Iterator[Running]:
+def serve(
+    settings: ServerSettings | None = None, *, tokenizer: ByteTokenizer | None = None, **options: Any
+) -> Iterator[Running]:
     """A server around `FakeEngine(**options)`; it and all its threads have ended when the block is left."""
     made: list[FakeEngine] = []
 
@@ -65,7 +67,7 @@ def serve(settings: ServerSettings | None = None, **options: Any) -> Iterator[Ru
 
     bridge = AsyncEngine(make)
     info = bridge.start()
-    app = create_app(bridge, info, ByteTokenizer(), settings or ServerSettings("toy"))  # type: ignore[arg-type]
+    app = create_app(bridge, info, tokenizer or ByteTokenizer(), settings or ServerSettings("toy"))  # type: ignore[arg-type]
     listener = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(app, log_config=None, ws="none", timeout_graceful_shutdown=5)
     server = uvicorn.Server(config)

@@ -91,6 +91,18 @@ def test_a_busy_reader_gets_merged_outputs() -> None:
     asyncio.run(main())
 
 
+def test_tokens_made_before_a_failure_are_read_before_it() -> None:
+    async def main() -> None:
+        async with bridge(script=lambda _: range(100), fail_at=lambda _: 5) as (engine, _, recorder):
+            with engine.generate([request("a")]) as stream:
+                await settled(lambda: recorder.ends != [])
+                outputs = [output async for _, output in stream]
+            assert [output.token_ids for output in outputs] == [(0, 1, 2, 3, 4), ()]
+            assert [output.finish_reason for output in outputs] == [None, FinishReason.ERROR]
+
+    asyncio.run(main())
+
+
 def test_cancelling_the_reader_aborts() -> None:
     async def main() -> None:
         async with bridge(script=lambda _: [65], interval=0.002) as (engine, fake, recorder):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,7 +16,7 @@ from server.prompt import MAX_PROMPTS
 from server.state import ServerSettings
 from server.version import VERSION
 from tests.server.fake_engine import EOS, say
-from tests.server.harness import Running, serve, small
+from tests.server.harness import ByteTokenizer, Running, serve, small
 
 LIMIT = 200_000
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
@@ -282,6 +284,25 @@ def test_pipelined_and_split_requests_are_answered(server: Running) -> None:
         while got.count(b"HTTP/1.1 200 OK") < 2 or not got.endswith(b"}"):
             got += raw.recv(65536)
     assert got.count(b'"text":"h"') == 2
+
+
+def test_a_long_prompt_does_not_hold_up_the_loop() -> None:
+    """While one request's text is being encoded, which takes two seconds, others are answered."""
+
+    class Slow(ByteTokenizer):
+        def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+            encoding.set()
+            time.sleep(2.0)
+            return super().encode(text, add_special_tokens)
+
+    encoding = threading.Event()
+    with serve(tokenizer=Slow()) as server:
+        waiting = threading.Thread(target=server.post, args=("/v1/completions", {"prompt": "long"}))
+        waiting.start()
+        assert encoding.wait(10)
+        assert server.post("/v1/completions", {"prompt": [1, 2, 3]}).status_code == 200
+        assert waiting.is_alive()
+        waiting.join()
 
 
 def test_eos_is_the_last_thing_said() -> None:

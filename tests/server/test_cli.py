@@ -1,0 +1,200 @@
+"""The command: its options, what they are refused for, and how the server it starts comes to its end."""
+
+from __future__ import annotations
+
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import pytest
+from click.testing import CliRunner, Result
+
+import server.serve
+from scheduler.config import EngineConfig, Recovery
+from server.cli import main
+from server.version import VERSION
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[EngineConfig, dict[str, Any]]]:
+    """What `pagekv serve` would have started."""
+    calls: list[tuple[EngineConfig, dict[str, Any]]] = []
+    monkeypatch.setattr(server.serve, "engine_thread", lambda config: config)
+    monkeypatch.setattr(server.serve, "run", lambda config, **settings: calls.append((config, settings)))
+    for name in ("MODEL", "HOST", "PORT", "NUM_BLOCKS", "KV_MEMORY", "RECOVERY"):
+        monkeypatch.delenv(f"PAGEKV_{name}", raising=False)
+    return calls
+
+
+def invoke(*arguments: str, **environment: str) -> Result:
+    return CliRunner().invoke(main, arguments, env=environment)
+
+
+def test_defaults_are_the_engines(started: list[tuple[EngineConfig, dict[str, Any]]]) -> None:
+    assert invoke("serve").exit_code == 0
+    assert started == [
+        (EngineConfig(), {"host": "127.0.0.1", "port": 8000, "model_name": None, "log_level": "info"}),
+    ]
+
+
+def test_every_option(started: list[tuple[EngineConfig, dict[str, Any]]]) -> None:
+    given = "serve some.gguf --host ::1 --port 0 --dtype bfloat16 --device cpu --block-size 32 --kv-memory 1.5GiB"
+    given += " --num-blocks 10 --max-model-len 99 --max-num-seqs 3 --max-num-batched-tokens 77 --recovery truncate"
+    given += " --partial-reuse off --served-model-name me --threads 2 --log-level error"
+    assert invoke(*given.split()).exit_code == 0
+    config, settings = started[0]
+    assert config == EngineConfig(
+        model="some.gguf",
+        dtype="bfloat16",
+        device="cpu",
+        block_size=32,
+        kv_memory=3 * 2**29,
+        num_blocks=10,
+        max_model_len=99,
+        max_num_seqs=3,
+        max_num_batched_tokens=77,
+        recovery=Recovery.TRUNCATE,
+        partial_reuse=False,
+        threads=2,
+    )
+    assert settings == {"host": "::1", "port": 0, "model_name": "me", "log_level": "error"}
+
+
+def test_environment_variables_and_their_place(started: list[tuple[EngineConfig, dict[str, Any]]]) -> None:
+    result = invoke(
+        "serve", "--port", "9", PAGEKV_PORT="8", PAGEKV_NUM_BLOCKS="7", PAGEKV_MODEL="m", PAGEKV_RECOVERY="truncate"
+    )
+    assert result.exit_code == 0
+    config, settings = started[0]
+    assert (settings["port"], config.num_blocks, config.model, config.recovery) == (9, 7, "m", Recovery.TRUNCATE)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("1", 1),
+        ("512MiB", 2**29),
+        ("2GiB", 2**31),
+        ("2 gib", 2**31),
+        ("1.5GB", 1_500_000_000),
+        ("3kB", 3000),
+        ("1TiB", 2**40),
+    ],
+)
+def test_memory(started: list[tuple[EngineConfig, dict[str, Any]]], text: str, size: int) -> None:
+    assert invoke("serve", "--kv-memory", text).exit_code == 0
+    assert started[0][0].kv_memory == size
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "says"),
+    [
+        ("--block-size", "12", "not a power of two from 1 to 128"),
+        ("--block-size", "256", "not a power of two from 1 to 128"),
+        ("--block-size", "0", "not a power of two"),
+        ("--block-size", "x", "not a power of two"),
+        ("--kv-memory", "lots", "not an amount of memory"),
+        ("--kv-memory", "-1GiB", "not an amount of memory"),
+        ("--kv-memory", "0", "no memory at all"),
+        ("--kv-memory", "3 apples", "not an amount of memory"),
+        ("--port", "65536", "65535"),
+        ("--port", "-1", "65535"),
+        ("--num-blocks", "0", "x>=1"),
+        ("--max-model-len", "-5", "x>=1"),
+        ("--max-num-seqs", "0", "x>=1"),
+        ("--max-num-batched-tokens", "1.5", "not a valid integer"),
+        ("--threads", "none", "not a valid integer"),
+        ("--dtype", "int8", "float32"),
+        ("--device", "tpu", "cuda"),
+        ("--recovery", "pray", "truncate"),
+        ("--partial-reuse", "maybe", "off"),
+        ("--log-level", "loud", "debug"),
+        ("--no-such-option", "1", "No such option"),
+    ],
+)
+def test_bad_values(started: list[Any], option: str, value: str, says: str) -> None:
+    result = invoke("serve", option, value)
+    assert result.exit_code == 2 and not started
+    assert says in result.output and option in result.output
+    assert "Traceback" not in result.output
+
+
+def test_help_tells_defaults_units_and_variables() -> None:
+    text = invoke("serve", "--help", COLUMNS="200").output
+    for part in ("default: 8000", "PAGEKV_KV_MEMORY", "Tokens per block", "512MiB", "default: 2048", "PAGEKV_THREADS"):
+        assert part in text
+    assert invoke("--version").output == f"pagekv {VERSION}\n"
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = "import sys, server.cli; sys.exit(len({'torch', 'transformers', 'fastapi'} & sys.modules.keys()))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@contextmanager
+def process(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", "tests.server.serve_fake", *arguments]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as child:
+        try:
+            yield child
+        finally:
+            child.kill()
+
+
+def line_of(child: subprocess.Popen[str], pattern: str) -> re.Match[str]:
+    """The next line on stderr that holds `pattern`."""
+    assert child.stderr is not None
+    for line in child.stderr:
+        if match := re.search(pattern, line):
+            return match
+    raise AssertionError(f"no line with {pattern!r}")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_running_streams_and_the_process(number: signal.Signals) -> None:
+    with process("0") as child:
+        said = line_of(child, r"serves toy on (http://\S+) \(cpu, float32, 64 blocks x 16 tokens, max_model_len 512\)")
+        body = {"prompt": "x", "max_tokens": 500, "ignore_eos": True, "stream": True}
+        with httpx.stream("POST", said[1] + "/v1/completions", json=body, timeout=20) as response:
+            lines = response.iter_lines()
+            next(lines)
+            child.send_signal(number)
+            rest = [line for line in lines if line]
+        assert rest[-1] == "data: [DONE]" and "shutting down" in rest[-2]
+        assert child.wait(20) == 0
+        assert child.stderr is not None and "Traceback" not in child.stderr.read()
+
+
+def test_a_taken_port_is_one_line() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with process(str(port), "slow") as child:
+            _, errors = child.communicate(timeout=60)
+    assert child.returncode == 1
+    assert errors == f"Error: cannot listen on 127.0.0.1:{port}: Address already in use\n"
+
+
+def test_an_engine_that_does_not_start_is_one_line() -> None:
+    with process("0", "broken") as child:
+        _, errors = child.communicate(timeout=60)
+    assert child.returncode == 1
+    assert errors == "Error: the weights are upside down\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_the_model_loads(number: signal.Signals) -> None:
+    with process("0", "slow") as child:
+        line_of(child, "loading")
+        began = time.monotonic()
+        child.send_signal(number)
+        _, errors = child.communicate(timeout=60)
+    assert time.monotonic() - began < 20
+    assert child.returncode == 128 + number
+    assert "Traceback" not in errors
