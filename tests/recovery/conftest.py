@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from model.source import resolve
 from tests.model.tiny import save_tiny
 
 
@@ -13,3 +14,9 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("checkpoint")
     save_tiny("llama3", path)
     return path
+
+
+@pytest.fixture(scope="session")
+def default_model() -> str:
+    """The default model's file, from the package that ships it."""
+    return str(resolve(None).path)

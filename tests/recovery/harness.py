@@ -110,6 +110,7 @@ def make_engine(
     recovery: str = "repair",
     partial_reuse: bool = True,
     max_model_len: int | None = None,
+    hash_bits: int = 128,
     threads: int = 1,  # a tiny network gains nothing from more
 ) -> Engine:
     return Engine(
@@ -118,6 +119,7 @@ def make_engine(
             dtype=dtype,
             device="cpu",
             threads=threads,
+            hash_bits=hash_bits,
             block_size=block_size,
             num_blocks=num_blocks,
             max_model_len=max_model_len,
