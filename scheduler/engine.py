@@ -187,6 +187,7 @@ class Engine:
         """One step: what it gave each request of its batch. A step that fails, fails its own requests only."""
         said = self.scrub()
         batch = self.scheduler.schedule(self._clock())
+        self._zero()  # what an abort or a preemption let go of, before anyone writes there
         if not batch.spans:
             return StepOutput(tuple(said), self.stats())
         try:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from scheduler.commands import Command
 from scheduler.config import EngineConfig
-from scheduler.messages import EngineInfo, GenerationRequest, RequestOutput, StepOutput
+from scheduler.messages import EngineInfo, EngineStats, FinishReason, GenerationRequest, RequestOutput, StepOutput
 
 if TYPE_CHECKING:
     from scheduler.engine import Engine
@@ -55,7 +55,8 @@ class _Call:
 class EngineThread:
     """Takes requests from any thread; `deliver` is called on the engine's thread after each step that said something.
 
-    Requests and aborts are taken in the order they were submitted, between steps.
+    Requests and aborts are taken in the order they were submitted, between steps. Every request gets exactly one
+    terminal output, also one that comes when the engine has ended: then it is delivered on the submitter's thread.
     """
 
     def __init__(self, config: EngineConfig, deliver: Callable[[StepOutput], None], *, progress: bool = True) -> None:
@@ -65,6 +66,8 @@ class EngineThread:
         self._inbox: queue.SimpleQueue[GenerationRequest | _Abort | _Call | _Stop] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._main, name="pagekv-engine", daemon=True)
         self._started: queue.SimpleQueue[EngineInfo | BaseException] = queue.SimpleQueue()
+        self._ended = threading.Event()  # nobody takes from the inbox any more
+        self._last_stats = EngineStats()
 
     def start(self) -> EngineInfo:
         """Load the model on the engine's thread and wait for it. Raises what loading raises."""
@@ -78,6 +81,8 @@ class EngineThread:
     def submit(self, request: GenerationRequest) -> None:
         """Never blocks. The request's outputs, its terminal one included, come through `deliver`."""
         self._inbox.put(request)
+        if self._ended.is_set():
+            self._refuse_all()
 
     def abort(self, request_id: str) -> None:
         """Never blocks. A request that is unknown, or has just ended, is left alone."""
@@ -88,7 +93,7 @@ class EngineThread:
         ended in, or EngineGone if the engine ends first."""
         call = _Call(command)
         self._inbox.put(call)
-        if not self.alive:
+        if self._ended.is_set():
             self._refuse_all()
         return call.answer
 
@@ -110,6 +115,7 @@ class EngineThread:
 
             engine = Engine(self._config, progress=self._progress)
         except BaseException as error:
+            self._ended.set()
             self._started.put(error)
             return
         self._started.put(engine.info)
@@ -120,16 +126,24 @@ class EngineThread:
         except BaseException:
             log.exception("the engine's thread died")
         finally:
-            self._deliver(StepOutput(tuple(engine.abort_all()), engine.stats()))
+            self._last_stats = engine.stats()
+            self._ended.set()
+            try:
+                self._deliver(StepOutput(tuple(engine.abort_all()), engine.stats()))
+            except BaseException:
+                log.exception("the last outputs could not be delivered")
             self._refuse_all()
 
     def _refuse_all(self) -> None:
-        """Nobody will take what is in the inbox: tell those who wait for an answer."""
+        """Nobody will take what is in the inbox: tell those who wait for an answer or an output."""
         with contextlib.suppress(queue.Empty):
             while True:
                 item = self._inbox.get_nowait()
-                if isinstance(item, _Call):
+                if isinstance(item, _Call) and item.answer.set_running_or_notify_cancel():
                     item.answer.set_exception(EngineGone("the engine has ended"))
+                elif isinstance(item, GenerationRequest):
+                    end = RequestOutput(item.request_id, finish_reason=FinishReason.ABORT)
+                    self._deliver(StepOutput((end,), self._last_stats))
 
     def _take(self, engine: Engine) -> bool:
         """Take all that is in the inbox, waiting for something if there is nothing to do. False to end."""

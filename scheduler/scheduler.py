@@ -63,7 +63,6 @@ class Scheduler:
         self.waiting: list[Request] = []
         self.running: list[Request] = []
         self.totals = Totals()
-        self.to_zero: list[tuple[BlockId, int]] = []
         self._requests: dict[str, Request] = {}
         self._pool = pool
         self._tree = tree
@@ -71,6 +70,7 @@ class Scheduler:
         self._eos = frozenset(eos_token_ids)
         self._integrity = integrity
         self._tables = BlockTables(pool, tree, config)
+        self.to_zero: list[tuple[BlockId, int]] = self._tables.to_zero
         self._arrivals = 0
 
     # -- arrivals and departures --------------------------------------------------------------------------------------
@@ -317,9 +317,8 @@ class Scheduler:
         suspects = [block for block in request.table[first:] if block is not None]
         if first < len(request.chain):
             self.invalidate(request.chain[first])
-        output = self._finish(request, FinishReason.ERROR, now, error)
-        self.to_zero += [(block.block_id, 0) for block in suspects if block.ref_count == 0 and block.node is None]
-        return output
+        self._tables.suspect(block for block in suspects if not block.published)
+        return self._finish(request, FinishReason.ERROR, now, error)
 
     # -- what acts on a running cache ---------------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from cache.block import Block
+from cache.block import Block, BlockId
 from cache.hashing import TOKEN_BYTES
 from cache.identity import BlockHash
 from cache.match import BlockStatus, Match
@@ -23,12 +23,17 @@ _SOURCES = {BlockStatus.REUSED: Source.REUSED, BlockStatus.PENDING: Source.PENDI
 
 
 class BlockTables:
-    """Fills and empties the requests' tables, chains and open lists."""
+    """Fills and empties the requests' tables, chains and open lists.
+
+    `to_zero` collects (block, first slot) that may hold values that are not finite and that nobody uses any more.
+    """
 
     def __init__(self, pool: BlockPool, tree: PrefixTree, config: SchedulerConfig) -> None:
+        self.to_zero: list[tuple[BlockId, int]] = []
         self._pool = pool
         self._tree = tree
         self._block_size = tree.block_size
+        self._suspects: set[BlockId] = set()
         self._retention = Retention(pool, tree, int(config.pin_share * len(pool.blocks)))
         self._repair = config.recovery is Recovery.REPAIR
         self._partial_reuse = config.partial_reuse
@@ -292,6 +297,13 @@ class BlockTables:
         if block.ref_count == 1 and block.node is not None and not block.published:
             self._tree.abandon(block)
         self._pool.free(block)
+        if block.ref_count == 0 and block.block_id in self._suspects:
+            self._suspects.remove(block.block_id)
+            self.to_zero.append((block.block_id, 0))
+
+    def suspect(self, blocks: Iterable[Block]) -> None:
+        """These unpublished blocks may hold values that are not finite: zero each when its last holder lets go."""
+        self._suspects.update(block.block_id for block in blocks)
 
     def expire(self, now: float) -> None:
         """Drop what has outlived its time to live."""
