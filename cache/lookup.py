@@ -81,11 +81,10 @@ class Lookup:
         found = BlockMatch(index, BlockStatus.MISSING, reason=MissReason.LAST_POSITION)
         wanted = tokens[:-TOKEN_BYTES]
         closest = self._parent.closest_resident(wanted) if self._parent is not None else None
-        if closest is not None and closest[1] * TOKEN_BYTES == len(wanted) or not wanted:
-            pass  # nothing but the last position is missing
-        elif self._gap and not self._keep_after_gap:
+        covered = not wanted or (closest is not None and closest[1] * TOKEN_BYTES == len(wanted))
+        if self._gap and not self._keep_after_gap:
             found.reason = MissReason.AFTER_GAP
-        else:
+        elif not covered:
             known = self._history.reason(hashes[index]) if index < len(hashes) else None
             self._explain(found, tokens, known)
         self._copy(found, wanted)

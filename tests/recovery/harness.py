@@ -13,7 +13,7 @@ from cache.node import PrefixNode
 from model.inputs import StepInputs
 from scheduler.config import EngineConfig, Recovery
 from scheduler.engine import Engine
-from scheduler.messages import FinishReason, GenerationRequest, RequestOutput, SamplingParams
+from scheduler.messages import CacheControl, FinishReason, GenerationRequest, RequestOutput, SamplingParams
 
 Ranges = list[tuple[int, int]]
 
@@ -36,13 +36,23 @@ class Watched:
         self.logits.append(logits.clone())
         return logits
 
-    def submit(self, prompt: Sequence[int], max_tokens: int = 1, *, priority: int = 0, **params: object) -> str:
+    def submit(
+        self,
+        prompt: Sequence[int],
+        max_tokens: int = 1,
+        *,
+        priority: int = 0,
+        salt: str | None = None,
+        adapter: str | None = None,
+        cache: CacheControl | None = None,
+        report: bool = False,
+    ) -> str:
         self._count += 1
         name = f"request {self._count}"
-        sampling = SamplingParams(
-            **({"max_tokens": max_tokens, "seed": 0, "temperature": 0.0, "ignore_eos": True} | params)
-        )  # type: ignore[arg-type]
-        refused = self.engine.add(GenerationRequest(name, tuple(prompt), sampling, priority))
+        sampling = SamplingParams(max_tokens=max_tokens, seed=0, temperature=0.0, ignore_eos=True)
+        control = cache or CacheControl()
+        request = GenerationRequest(name, tuple(prompt), sampling, priority, salt, adapter, control, report)
+        refused = self.engine.add(request)
         assert refused is None, refused
         self.outputs[name] = []
         return name
