@@ -102,6 +102,13 @@ class Sampler:
         return [_sample_row(values[index], int(best[index]), row) for index, row in enumerate(rows)]
 
 
+def score(logits: torch.Tensor, token_ids: Sequence[int], counts: Sequence[int]) -> list[SampledToken]:
+    """The log-probability and rank of given tokens: row i of float32 logits [N, vocab_size] scores `token_ids[i]` and
+    lists the `counts[i]` most likely ones."""
+    values: NDArray[np.float32] = logits.detach().cpu().numpy()
+    return [_with_logprobs(row, *wanted) for row, *wanted in zip(values, token_ids, counts, strict=True)]
+
+
 def _sample_row(logits: NDArray[np.float32], best: int, row: SampleRow) -> SampledToken | SamplingFailure:
     if not np.isfinite(logits[best]):
         return SamplingFailure(f"the network's logits at position {row.position} are not finite")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -19,14 +20,14 @@ from model.config import ModelConfig
 from model.load import LoadedModel, load_model
 from model.network import Network
 from model.runner import Runner
-from model.sampler import SampledToken, Sampler, SamplingFailure
+from model.sampler import SampledToken, Sampler, SamplingFailure, score
 from model.source import resolve
 from scheduler.batch import Batch
 from scheduler.changes import CacheChanges
 from scheduler.commands import CacheTarget, ChangeCache, Command, CommandRefused, PlanPrompt
 from scheduler.config import EngineConfig, SchedulerConfig
 from scheduler.identities import Identities, Root
-from scheduler.inputs import flatten, sample_rows
+from scheduler.inputs import flatten, sample_rows, scored_tokens
 from scheduler.machine import free_memory, usable_cores
 from scheduler.messages import (
     EngineInfo,
@@ -38,6 +39,7 @@ from scheduler.messages import (
     StepOutput,
     TokenLogprobs,
 )
+from scheduler.request import Request
 from scheduler.scheduler import RequestRefused, Sampled, Scheduler
 from scheduler.sizing import choose_max_model_len, choose_num_blocks
 
@@ -135,6 +137,8 @@ class Engine:
         for index, token in enumerate(request.prompt_token_ids):
             if not 0 <= token < self.info.vocab_size:
                 return _refusal(request, f"prompt token {index} is {token}, outside the vocabulary")
+        if request.params.prompt_logprobs is not None:  # a reused position has no logits
+            request = replace(request, cache=replace(request.cache, read=False))
         try:
             root = self._root(request)
             others = [(other.hash, reason) for other, reason in self._identities.others(root)] if request.report else ()
@@ -191,24 +195,28 @@ class Engine:
         if not batch.spans:
             return StepOutput(tuple(said), self.stats())
         try:
-            sampled = self._run(batch)
+            sampled, scored = self._run(batch)
         except Exception as error:  # whatever it was, the other requests go on
             log.exception("a step of %d tokens failed", batch.num_tokens)
             outputs = self.scheduler.fail(batch, f"{type(error).__name__}: {error}", self._clock())
         else:
-            outputs = self.scheduler.update(batch, sampled, self._clock())
+            outputs = self.scheduler.update(batch, sampled, self._clock(), scored)
             self._integrity.sign(self.scheduler.totals.steps)
         self._zero()
         return StepOutput((*said, *outputs), self.stats())
 
-    def _run(self, batch: Batch) -> dict[str, Sampled]:
+    def _run(self, batch: Batch) -> tuple[dict[str, Sampled], dict[str, list[TokenLogprobs]]]:
+        """Returns what was sampled, and the log-probabilities of prompt tokens, by request id."""
         self._storage.copy(
             [copy.source.block_id for copy in batch.copies], [copy.target.block_id for copy in batch.copies]
         )
         logits = self.runner.run(flatten(batch, self.info.block_size, self._device))
+        prompt_tokens = scored_tokens(batch)
+        scored = _score(logits[: len(prompt_tokens)], prompt_tokens)
         rows = sample_rows(batch.sampled, self.info.eos_token_ids)
-        chosen = self._sampler.sample(logits, rows)
-        return {request.request_id: _as_sampled(choice) for request, choice in zip(batch.sampled, chosen, strict=True)}
+        chosen = self._sampler.sample(logits[len(prompt_tokens) :], rows)
+        ids = [request.request_id for request in batch.sampled]
+        return {id_: _as_sampled(choice) for id_, choice in zip(ids, chosen, strict=True)}, scored
 
     def scrub(self) -> list[RequestOutput]:
         """Check as many published blocks as are due by now. Damage is contained and counted; returns the ends of
@@ -269,12 +277,26 @@ def _refusal(request: GenerationRequest, error: str) -> RequestOutput:
     return RequestOutput(request.request_id, finish_reason=FinishReason.ERROR, error=error)
 
 
+def _score(logits: torch.Tensor, tokens: list[tuple[Request, int]]) -> dict[str, list[TokenLogprobs]]:
+    """Rows of logits, one for each prompt token they score."""
+    ids = [request.tokens[index] for request, index in tokens]
+    scores: dict[str, list[TokenLogprobs]] = {}
+    for (request, _), row in zip(
+        tokens, score(logits, ids, [r.params.prompt_logprobs or 0 for r, _ in tokens]), strict=True
+    ):
+        scores.setdefault(request.request_id, []).append(_as_logprobs(row))
+    return scores
+
+
+def _as_logprobs(token: SampledToken) -> TokenLogprobs:
+    assert token.logprob is not None and token.rank is not None
+    return TokenLogprobs(token.token_id, token.logprob, token.rank, token.top)
+
+
 def _as_sampled(choice: SampledToken | SamplingFailure) -> Sampled:
     if isinstance(choice, SamplingFailure):
         return Sampled(error=choice.message)
-    if choice.logprob is None or choice.rank is None:
-        return Sampled(choice.token_id)
-    return Sampled(choice.token_id, TokenLogprobs(choice.token_id, choice.logprob, choice.rank, choice.top))
+    return Sampled(choice.token_id, None if choice.logprob is None else _as_logprobs(choice))
 
 
 def _choose_device(name: str) -> torch.device:

@@ -69,10 +69,20 @@ def _tables(spans: list[Span], block_size: int) -> NDArray[np.int32]:
 
 
 def _logit_rows(batch: Batch) -> NDArray[np.int64]:
-    """The flat index of the last token of each sampled request: the end of its last span."""
-    ends = np.cumsum([span.end - span.start for span in batch.spans])
-    last = {span.request.request_id: int(end) - 1 for span, end in zip(batch.spans, ends, strict=True)}
-    return np.array([last[request.request_id] for request in batch.sampled], dtype=np.int64)
+    """Flat indices: first of the prompt positions to score, then of the last token of each sampled request."""
+    starts = np.cumsum([0, *(span.end - span.start for span in batch.spans)])
+    scored, last = [], {}
+    for start, span in zip(starts.tolist(), batch.spans, strict=False):
+        scored += [start + position - span.start for position in span.request.unscored(span.start, span.end)]
+        last[span.request.request_id] = start + span.end - span.start - 1
+    return np.array(scored + [last[request.request_id] for request in batch.sampled], dtype=np.int64)
+
+
+def scored_tokens(batch: Batch) -> list[tuple[Request, int]]:
+    """The prompt tokens that the first rows of logits score, as (request, index of the token), row by row."""
+    return [
+        (span.request, position + 1) for span in batch.spans for position in span.request.unscored(span.start, span.end)
+    ]
 
 
 def _banned(request: Request, eos_token_ids: tuple[int, ...]) -> tuple[int, ...]:

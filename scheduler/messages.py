@@ -41,6 +41,7 @@ class SamplingParams:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logprobs: int | None = None
+    prompt_logprobs: int | None = None  # likewise for each token of the prompt; such a request reads no cache
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     min_tokens: int = 0
@@ -161,6 +162,7 @@ class RequestOutput:
     request_id: str
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()  # one per token when asked for, else empty
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()  # with the first token, if asked for; the first is None
     usage: PromptUsage | None = None  # in the output that carries the first token
     report: CacheReport | None = None  # there too, if it was asked for
     time_to_first_token: float | None = None  # seconds since arrival, in the output that carries the first token

@@ -11,7 +11,7 @@ from cache.identity import BlockHash
 from cache.node import PrefixNode
 from cache.reason import MissReason
 from scheduler.ledger import PromptLedger
-from scheduler.messages import CacheReport, FinishReason, GenerationRequest, PromptUsage, RequestTimes
+from scheduler.messages import CacheReport, FinishReason, GenerationRequest, PromptUsage, RequestTimes, TokenLogprobs
 
 
 class RequestStatus(Enum):
@@ -59,6 +59,7 @@ class Request:
         self.report: CacheReport | None = None  # of the latest admission, if one was asked for
         self.wants_report = message.report
         self.others: list[tuple[BlockHash, MissReason]] = []  # roots that might have explained a miss
+        self.prompt_logprobs: list[TokenLogprobs | None] = [None]  # nothing stands before the first token
         self.high = self.prompt_len  # positions below this were computed at least once, in the output
         self.first_written: int | None = None  # lowest position this request has computed since its admission
 
@@ -74,6 +75,12 @@ class Request:
     @property
     def num_generated(self) -> int:
         return len(self.tokens) - self.prompt_len
+
+    def unscored(self, start: int, end: int) -> range:
+        """Those positions of a span whose logits are wanted to score the prompt's next token, and are not had yet."""
+        if self.params.prompt_logprobs is None or self.usage is not None:
+            return range(0)
+        return range(max(start, len(self.prompt_logprobs) - 1), min(end, self.prompt_len - 1))
 
     def append(self, token_id: int) -> None:
         self.tokens.append(token_id)

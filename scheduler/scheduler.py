@@ -27,6 +27,9 @@ from scheduler.request import Request, RequestStatus
 from scheduler.tables import BlockTables
 from scheduler.totals import Totals
 
+MAX_SCORED = 256
+"""Positions that a request whose prompt is scored computes in one step: each gives a long row of logits."""
+
 
 class RequestRefused(Exception):
     """A request that could never run: nothing was allocated for it."""
@@ -186,10 +189,13 @@ class Scheduler:
         """Add the request's spans, lowest positions first, as far as the budget goes. Slots that another request of
         this batch will have written count as valid: all K/V of a layer are written before the layer attends."""
         size = self._tree.block_size
+        limit = self._config.max_num_batched_tokens
+        if request.params.prompt_logprobs is not None:
+            limit = min(limit, batch.num_tokens + MAX_SCORED)
         for index in request.open:
             block = request.table[index]
             assert block is not None
-            budget = self._config.max_num_batched_tokens - batch.num_tokens
+            budget = limit - batch.num_tokens
             start = index * size + batch.valid_slots(block)
             wanted = min((index + 1) * size, len(request.tokens))
             end = min(wanted, start + budget)
@@ -202,8 +208,17 @@ class Scheduler:
 
     # -- update -------------------------------------------------------------------------------------------------------
 
-    def update(self, batch: Batch, sampled: Mapping[str, Sampled], now: float) -> list[RequestOutput]:
-        """The step succeeded: publish what it filled, append what it sampled (by request id), end what is done."""
+    def update(
+        self,
+        batch: Batch,
+        sampled: Mapping[str, Sampled],
+        now: float,
+        scored: Mapping[str, Sequence[TokenLogprobs]] | None = None,
+    ) -> list[RequestOutput]:
+        """The step succeeded: publish what it filled, append what it sampled, end what is done. `sampled` and `scored`,
+        the log-probabilities of prompt tokens, are by request id."""
+        for request in batch.requests:
+            request.prompt_logprobs += (scored or {}).get(request.request_id, ())
         if self._integrity is not None:
             for copy in batch.copies:
                 self._integrity.copied(copy.source, copy.target, self.totals.steps + 1)
@@ -258,6 +273,9 @@ class Scheduler:
             request.request_id,
             token_ids=(sampled.token_id,),
             logprobs=() if sampled.logprobs is None else (sampled.logprobs,),
+            prompt_logprobs=tuple(request.prompt_logprobs)
+            if first and request.params.prompt_logprobs is not None
+            else (),
             usage=request.usage if first else None,
             report=request.report if first else None,
             time_to_first_token=now - request.arrival if first else None,

@@ -249,7 +249,9 @@ class BlockTables:
     def _allocate(self, request: Request, index: int, break_pins: bool) -> Block:
         block = self._pool.allocate(break_pins=break_pins)
         node = self._shareable(request, index)
-        if node is not None and request.cache.write and node.block is None and node.pending is None:
+        # One that does not read computes all positions itself, so nobody else may write its blocks.
+        shares = request.cache.read and request.cache.write
+        if node is not None and shares and node.block is None and node.pending is None:
             self._tree.await_block(node, block)
         return block
 
