@@ -4,6 +4,9 @@ The made-up network keeps one value per slot. The right value of a position is a
 slot with anything else in it (stale, promised but not written, of another prefix) is told from a right one. A step
 writes the values of all its spans and then "attends": the next token is a digest of what really is in the slots of all
 positions so far. `dense` computes the same from the tokens alone.
+
+A step that fails, and a request whose network breaks, leave POISON in the slots they write. Whoever attends to it gets
+no token but an error; and nobody may ever be given a block that still has any, not even in a slot that is masked.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from scheduler.request import Request
 from scheduler.scheduler import Sampled, Scheduler
 
 VOCAB = 97
+POISON = -2  # what NaN is to a real network
 IDENTITY = BlockHash(b"identity of test")
 
 
@@ -80,44 +84,76 @@ class World:
         self.ends: dict[str, list[FinishReason]] = {}
         self.outputs: dict[str, list[RequestOutput]] = {}
         self.clock = 0.0
+        self._broken: str | None = None
 
     def add(
-        self, name: str, prompt: Sequence[int], max_tokens: int = 1, priority: int = 0, identity: BlockHash = IDENTITY
+        self,
+        name: str,
+        prompt: Sequence[int],
+        max_tokens: int = 1,
+        priority: int = 0,
+        identity: BlockHash = IDENTITY,
+        **sampling: object,
     ) -> str:
-        params = SamplingParams(max_tokens=max_tokens, seed=0)
+        params = SamplingParams(max_tokens=max_tokens, seed=0, **sampling)  # type: ignore[arg-type]
         message = GenerationRequest(name, tuple(prompt), params, priority)
         self.scheduler.add(message, identity, self.clock)
         self.prompts[name] = tuple(prompt)
         self.tokens[name], self.ends[name], self.outputs[name] = [], [], []
         return name
 
-    def step(self, *, fail: bool = False) -> Batch:
+    def step(self, *, fail: bool = False, broken: str | int | None = None) -> Batch:
+        """One step. With `fail` the network raises after it has written; `broken` names a request whose positions
+        come out as NaN, or is any number that picks one of those that are sampled."""
         self.clock += 1.0
         batch = self.scheduler.schedule(self.clock)
+        self._zero()
         if not batch.spans:
             assert not batch.copies and not batch.sampled
             return batch
         self.steps.append([(span.request.request_id, span.start, span.end) for span in batch.spans])
+        if isinstance(broken, int):
+            broken = batch.sampled[broken % len(batch.sampled)].request_id if batch.sampled else None
+        self._broken = broken
         if fail:
+            self._write(batch, set(batch.requests))
             outputs = self.scheduler.fail(batch, "made to fail", self.clock)
         else:
             outputs = self.scheduler.update(batch, self._run(batch), self.clock)
+        self._zero()
         self.deliver(outputs)
         return batch
 
+    def _zero(self) -> None:
+        for block_id, first in self.scheduler.to_zero:
+            for slot in range(first, self.block_size):
+                self._set(block_id, slot, 0)
+        self.scheduler.to_zero.clear()
+
     def _run(self, batch: Batch) -> dict[str, Sampled]:
         check_rules(batch, self.block_size)
+        self._write(batch, {request for request in batch.requests if request.request_id == self._broken})
+        return {request.request_id: self._sample(request) for request in batch.sampled}
+
+    def _write(self, batch: Batch, broken: set[Request]) -> None:
         for copy in batch.copies:
             for slot in range(self.block_size):  # whole blocks move, as in the real storage
                 self._set(copy.target.block_id, slot, self.slots.get((copy.source.block_id, slot), -1))
         for span in batch.spans:
             values = digests(span.request.tokens)
             for position in range(span.start, span.end):
-                self._set(*self._slot(span.request, position), values[position])
-        return {request.request_id: Sampled(self._sample(request)) for request in batch.sampled}
+                value = POISON if span.request in broken else values[position]
+                self._set(*self._slot(span.request, position), value)
 
-    def _sample(self, request: Request) -> int:
-        return next_token([self.slots[self._slot(request, p)] for p in range(len(request.tokens))])
+    def _sample(self, request: Request) -> Sampled:
+        values = [self.slots[self._slot(request, position)] for position in range(len(request.tokens))]
+        if POISON in values:
+            return Sampled(error="not finite")
+        for block in request.table:
+            assert block is not None
+            left = [self.slots.get((block.block_id, slot)) for slot in range(self.block_size)]
+            assert POISON not in left, f"{request} was given {block} with what a failed request left in it"
+        return Sampled(next_token(values))
 
     def _slot(self, request: Request, position: int) -> tuple[int, int]:
         block = request.table[position // self.block_size]
