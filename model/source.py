@@ -97,7 +97,6 @@ def _directory_source(path: Path, name: str) -> ModelSource:
 def _download(hub_id: str) -> Path:
     """A snapshot of the hub's repository in the local hub cache; shows the hub's own progress bar."""
     # Imported here: a model on disk needs no HTTP client.
-    import httpx
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
@@ -111,7 +110,7 @@ def _download(hub_id: str) -> Path:
         raise ModelNotFound(
             f"{hub_id} is neither a path on this machine nor a public model on the Hugging Face hub."
         ) from error
-    except (OSError, ValueError, httpx.HTTPError) as error:
+    except Exception as error:  # OSError, ValueError, RuntimeError, its own, its HTTP library's, whichever that is
         raise ModelNotFound(
             f"{hub_id} is not a path on this machine, and could not be fetched from the Hugging Face hub: {error}"
         ) from error

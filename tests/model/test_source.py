@@ -3,8 +3,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import httpx
 import pytest
+from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, XetDownloadError
 
 from model import source as source_module
 from model.errors import ModelNotFound, UnsupportedModel
@@ -99,9 +99,19 @@ def test_a_hub_id_is_fetched_without_pickles(tmp_path: Path, monkeypatch: pytest
     assert list(kept) == files[:8]
 
 
+class TransportError(Exception):
+    """Of the HTTP library beneath the hub's client, which has changed it once."""
+
+
 @pytest.mark.parametrize(
     "failure",
-    [httpx.ConnectError("no route"), OSError("offline"), ValueError("bad id"), FileNotFoundError("not in the cache")],
+    [
+        TransportError("no route"),
+        XetDownloadError("the store is down"),
+        OSError("offline"),
+        ValueError("bad id"),
+        FileNotFoundError("not in the cache"),
+    ],
 )
 def test_a_hub_that_cannot_be_reached(failure: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     def snapshot(repo_id: str, **options: object) -> str:
@@ -109,6 +119,28 @@ def test_a_hub_that_cannot_be_reached(failure: Exception, monkeypatch: pytest.Mo
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
     with pytest.raises(ModelNotFound, match=f"some-org/some-model.*{failure}"):
+        resolve("some-org/some-model")
+
+
+class NoSuchRepository(RepositoryNotFoundError):
+    def __init__(self) -> None:
+        Exception.__init__(self, "404")  # the client's own wants a whole response
+
+
+class Gated(GatedRepoError):
+    def __init__(self) -> None:
+        Exception.__init__(self, "403")
+
+
+@pytest.mark.parametrize(
+    ("failure", "says"), [(NoSuchRepository(), "nor a public model"), (Gated(), "accept its licence")]
+)
+def test_what_a_hub_does_not_give(failure: Exception, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def snapshot(repo_id: str, **options: object) -> str:
+        raise failure
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
+    with pytest.raises(ModelNotFound, match=says):
         resolve("some-org/some-model")
 
 
