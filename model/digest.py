@@ -22,13 +22,24 @@ def digest_model(config: ModelConfig, weights: Mapping[str, torch.Tensor]) -> by
     for name, value in _config_values("", config):
         _update(state, name.encode())
         _update(state, value)
+    _update_weights(state, weights)
+    return state.digest()
+
+
+def digest_weights(weights: Mapping[str, torch.Tensor]) -> bytes:
+    """xxh3-128 (16 bytes) over every tensor, written as in `digest_model`."""
+    state = xxhash.xxh3_128()
+    _update_weights(state, weights)
+    return state.digest()
+
+
+def _update_weights(state: xxhash.xxh3_128, weights: Mapping[str, torch.Tensor]) -> None:
     for name in sorted(weights):
         tensor = weights[name]
         _update(state, name.encode())
         _update(state, str(tensor.dtype).encode())
         _update(state, repr(tuple(tensor.shape)).encode())
         _update(state, _bytes_of(tensor))
-    return state.digest()
 
 
 def _update(state: xxhash.xxh3_128, part: bytes | memoryview) -> None:

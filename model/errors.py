@@ -1,9 +1,10 @@
-"""Why a model could not be loaded. All of it is told to the user before serving begins.
+"""Why a model or an adapter could not be loaded. Of a model it is told before serving begins.
 
 ModelError
 ├── ModelNotFound      nothing readable at that path, package or hub id
 ├── UnsupportedModel   readable, but serving it would compute something else than its authors meant
-└── BadWeights         the files are damaged, incomplete or do not fit the configuration
+├── BadWeights         the files are damaged, incomplete or do not fit the configuration
+└── AdapterError       a LoRA adapter that cannot be read, or that this network cannot apply as it was meant
 """
 
 from __future__ import annotations
@@ -23,3 +24,7 @@ class UnsupportedModel(ModelError):
 
 class BadWeights(ModelError):
     """Tensors are missing, unexpected, of the wrong shape, or the file that holds them is corrupt."""
+
+
+class AdapterError(ModelError):
+    """The adapter is refused; the model goes on as it is."""

@@ -15,6 +15,16 @@ from dataclasses import dataclass
 
 import torch
 
+from model.lora import LoraAdapter
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterRows:
+    """The rows of a step that one adapter changes; no row has two, and those of the base model have none."""
+
+    rows: torch.Tensor  # int64 [n]: flat indices, each once
+    adapter: LoraAdapter
+
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
@@ -30,3 +40,4 @@ class StepInputs:
     kv_len: tuple[int, ...]  # [S] positions the span's last token attends to, itself included
     block_tables: torch.Tensor  # int32 [S, W]: block ids in position order; entries past kv_len are 0
     logit_rows: torch.Tensor  # int64 [N]: flat indices whose logits are wanted
+    adapters: tuple[AdapterRows, ...] = ()

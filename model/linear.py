@@ -8,28 +8,38 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
-from model.numerics import padded_rows
+from model.inputs import AdapterRows
+from model.numerics import pad_rows, padded_rows
 
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """y = x W^T + b, with W [out_features, in_features] as checkpoints store it."""
+    """y = x W^T + b, with W [out_features, in_features] as checkpoints store it; adapters know it by its name."""
 
     weight: torch.Tensor
     bias: torch.Tensor | None = None
+    name: str = ""
 
-    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+    def __call__(self, rows: torch.Tensor, adapters: Sequence[AdapterRows] = ()) -> torch.Tensor:
         """rows [n, in_features] -> [n, out_features]; a row's bits do not depend on n or on the other rows.
+
+        What an adapter adds is computed on its own rows, taken together and padded anew, so that neither they nor the
+        base model's rows can tell who else is in the step.
 
         Callers pad once (`pad_rows`) and keep the padded rows from product to product; rows that come unpadded are
         a bug of ours, since they would be right and yet not the same.
         """
         assert rows.shape[0] == padded_rows(rows.shape[0], rows.device), "row count is not padded"
-        return functional.linear(rows, self.weight, self.bias)
+        output = functional.linear(rows, self.weight, self.bias)
+        for each in adapters:
+            delta = each.adapter.deltas.get(self.name)
+            if delta is not None:
+                output[each.rows] += delta(pad_rows(rows[each.rows]))[: each.rows.shape[0]]
+        return output
 
 
-def fuse(parts: Sequence[Linear]) -> Linear:
+def fuse(parts: Sequence[Linear], name: str = "") -> Linear:
     """One product in place of several on the same input: outputs side by side, in the order of `parts`."""
     biases = [part.bias for part in parts if part.bias is not None]
     weight = torch.cat([part.weight for part in parts])
-    return Linear(weight, torch.cat(biases) if biases else None)
+    return Linear(weight, torch.cat(biases) if biases else None, name)

@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from model.attention.base import Attention, Planes
 from model.config import ModelConfig
-from model.inputs import StepInputs
+from model.inputs import AdapterRows, StepInputs
 from model.linear import Linear, fuse
 from model.numerics import pad_rows, rms_norm, silu
 from model.rope import RotaryTable, rotate
@@ -66,9 +66,10 @@ class Network:
         attention.prepare(inputs)
         cos, sin = self._rotary.lookup(pad_rows(inputs.positions), max(inputs.kv_len))
         hidden = functional.embedding(pad_rows(inputs.token_ids), self._embedding)
+        adapters = inputs.adapters
         last = len(self._layers) - 1
         for index, (layer, layer_planes) in enumerate(zip(self._layers, planes, strict=True)):
-            query, key, value = self._heads(layer, hidden, cos, sin)
+            query, key, value = self._heads(layer, hidden, cos, sin, adapters)
             count = inputs.token_ids.shape[0]  # attention sees no padding
             attention.write(layer_planes, (key[:count], value[:count]))
             if index == last and inputs.logit_rows.shape[0] == 0:
@@ -76,32 +77,44 @@ class Network:
             mixed = attention.attend(layer_planes, query[:count]).flatten(1)
             if index == last:  # only these rows are read from here on
                 hidden, mixed = pad_rows(hidden[inputs.logit_rows]), mixed[inputs.logit_rows]
-            hidden = hidden + layer.o(pad_rows(mixed))
-            hidden = hidden + self._mlp(layer, hidden)
+                adapters = _among(inputs.logit_rows, adapters)
+            hidden = hidden + layer.o(pad_rows(mixed), adapters)
+            hidden = hidden + self._mlp(layer, hidden, adapters)
         return self._logits(hidden, inputs.logit_rows.shape[0])
 
     def _heads(
-        self, layer: Layer, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+        self,
+        layer: Layer,
+        hidden: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        adapters: Sequence[AdapterRows],
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """hidden [P, hidden_size] -> q [P, num_heads, head_dim], k and v [P, num_kv_heads, head_dim]."""
         config = self.config
         normed = rms_norm(hidden, layer.attention_norm, config.rms_norm_eps)
-        heads = layer.qkv(normed).view(hidden.shape[0], -1, config.head_dim)
+        heads = layer.qkv(normed, adapters).view(hidden.shape[0], -1, config.head_dim)
         rotated, value = heads[:, : -config.num_kv_heads], heads[:, -config.num_kv_heads :]
         if layer.qk_norm is not None:
             rotated = rms_norm(rotated, layer.qk_norm, config.rms_norm_eps)
         rotated = rotate(rotated, cos, sin)
         return rotated[:, : config.num_heads], rotated[:, config.num_heads :], value
 
-    def _mlp(self, layer: Layer, hidden: torch.Tensor) -> torch.Tensor:
+    def _mlp(self, layer: Layer, hidden: torch.Tensor, adapters: Sequence[AdapterRows]) -> torch.Tensor:
         normed = rms_norm(hidden, layer.mlp_norm, self.config.rms_norm_eps)
-        gate, up = layer.gate_up(normed).chunk(2, dim=-1)
-        return layer.down(silu(gate) * up)
+        gate, up = layer.gate_up(normed, adapters).chunk(2, dim=-1)
+        return layer.down(silu(gate) * up, adapters)
 
     def _logits(self, hidden: torch.Tensor, count: int) -> torch.Tensor:
         if count == 0:
             return torch.empty(0, self.config.vocab_size, dtype=torch.float32, device=self.device)
         return self._head(rms_norm(hidden, self._norm, self.config.rms_norm_eps))[:count].float()
+
+
+def _among(logit_rows: torch.Tensor, adapters: Sequence[AdapterRows]) -> tuple[AdapterRows, ...]:
+    """The adapters' rows among those that are left once only `logit_rows` are."""
+    left = [(torch.isin(logit_rows, each.rows).nonzero().flatten(), each.adapter) for each in adapters]
+    return tuple(AdapterRows(rows, adapter) for rows, adapter in left if rows.shape[0])
 
 
 class _Reader:
@@ -116,19 +129,24 @@ class _Reader:
         return self._weights[name].detach().to(device=self._device, dtype=self._dtype).contiguous()
 
     def linear(self, name: str, *, bias: bool) -> Linear:
-        return Linear(self.tensor(f"{name}.weight"), self.tensor(f"{name}.bias") if bias else None)
+        return Linear(self.tensor(f"{name}.weight"), self.tensor(f"{name}.bias") if bias else None, name)
 
 
 def _read_layer(config: ModelConfig, read: _Reader, name: str) -> Layer:
     return Layer(
         attention_norm=read.tensor(f"{name}.input_layernorm.weight"),
-        qkv=fuse([read.linear(f"{name}.self_attn.{part}_proj", bias=config.qkv_bias) for part in "qkv"]),
+        qkv=_read_fused(read, f"{name}.self_attn.qkv_proj", ("q", "k", "v"), bias=config.qkv_bias),
         qk_norm=_read_qk_norm(config, read, name) if config.qk_norm else None,
         o=read.linear(f"{name}.self_attn.o_proj", bias=config.o_bias),
         mlp_norm=read.tensor(f"{name}.post_attention_layernorm.weight"),
-        gate_up=fuse([read.linear(f"{name}.mlp.{part}_proj", bias=config.mlp_bias) for part in ("gate", "up")]),
+        gate_up=_read_fused(read, f"{name}.mlp.gate_up_proj", ("gate", "up"), bias=config.mlp_bias),
         down=read.linear(f"{name}.mlp.down_proj", bias=config.mlp_bias),
     )
+
+
+def _read_fused(read: _Reader, name: str, parts: Sequence[str], *, bias: bool) -> Linear:
+    module = name.rpartition(".")[0]
+    return fuse([read.linear(f"{module}.{part}_proj", bias=bias) for part in parts], name)
 
 
 def _read_qk_norm(config: ModelConfig, read: _Reader, name: str) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""The safetensors files of a Hugging Face directory: one file, or shards under an index."""
+"""Safetensors files: a single one, or those of a Hugging Face directory (one file, or shards under an index)."""
 
 from __future__ import annotations
 
@@ -63,6 +63,8 @@ class SafetensorsWeights:
 
 
 def _single_file(path: Path) -> Path:
+    if path.is_file():
+        return path
     files = sorted(path.glob("*.safetensors"))
     if path / _SINGLE in files:
         return path / _SINGLE

@@ -1,0 +1,35 @@
+"""Small random LoRA adapters of the tiny checkpoints, made and saved by peft."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+
+from tests.model.tiny import build_tiny
+
+PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+
+
+def build_adapter(architecture: str, seed: int = 1, **config: Any) -> PeftModel:
+    """A tiny model under an adapter whose every matrix is random and large enough to matter to the logits."""
+    values: dict[str, Any] = {"r": 4, "lora_alpha": 8, "target_modules": PROJECTIONS} | config
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # peft still asks transformers by a deprecated name
+        model = get_peft_model(build_tiny(architecture), LoraConfig(**values)).eval()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_" in name:
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.4 * parameter.shape[-1] ** -0.5)
+    return model
+
+
+def save_adapter(architecture: str, path: Path, seed: int = 1, **config: Any) -> PeftModel:
+    """Write adapter_config.json and adapter_model.safetensors to a directory, and return what was written."""
+    model = build_adapter(architecture, seed, **config)
+    model.save_pretrained(str(path))
+    return model
