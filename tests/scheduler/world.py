@@ -65,6 +65,7 @@ class World:
         recovery: str = "repair",
         partial_reuse: bool = True,
         hash_bits: int = 128,
+        eos: tuple[int, ...] = (),
     ) -> None:
         self.block_size = block_size
         self.pool = BlockPool(num_blocks)
@@ -76,7 +77,7 @@ class World:
             recovery=Recovery(recovery),
             partial_reuse=partial_reuse,
         )
-        self.scheduler = Scheduler(self.pool, self.tree, config, eos_token_ids=())
+        self.scheduler = Scheduler(self.pool, self.tree, config, eos_token_ids=eos)
         self.slots: dict[tuple[int, int], int] = {}
         self.steps: list[list[tuple[str, int, int]]] = []
         self.tokens: dict[str, list[int]] = {}
