@@ -5,13 +5,34 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Sequence
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol, Self
 
+from scheduler.messages import CacheReport
 from server.choice import Choice, Delta, TokenEntry
-from server.logprobs import chat_logprobs, completion_logprobs
+from server.logprobs import chat_logprobs, completion_logprobs, prompt_logprobs
+from server.protocol import GenerationBody
+from server.reports import report_json
 from server.tokenizer import Tokenizer
 
 Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Extras:
+    """What an answer tells besides its text. `stream_usage` and `report` come with the last chunk of a stream."""
+
+    logprobs: bool = False
+    prompt_logprobs: int | None = None  # alternatives per token
+    stream_usage: bool = False
+    report: bool = False
+
+    @classmethod
+    def of(cls, body: GenerationBody) -> Self:
+        return cls(body.logprobs_wanted is not None, body.prompt_logprobs, body.include_usage, body.cache_report)
+
+    def reported(self, report: CacheReport | None) -> Json:
+        return {"cache_report": report_json(report)} if self.report and report is not None else {}
 
 
 class Format(Protocol):
@@ -26,19 +47,24 @@ class Format(Protocol):
 
 
 class CompletionFormat:
-    def __init__(self, model: str, tokenizer: Tokenizer, *, logprobs: bool, include_usage: bool) -> None:
+    def __init__(self, model: str, tokenizer: Tokenizer, extras: Extras) -> None:
         self.id = f"cmpl-{uuid.uuid4().hex}"
         self._header: Json = {"id": self.id, "object": "text_completion", "created": int(time.time()), "model": model}
         self._tokenizer = tokenizer
-        self._logprobs = logprobs
-        self._include_usage = include_usage
+        self._extras = extras
 
     def whole(self, choices: Sequence[Choice]) -> Json:
         made = [
             self._choice(index, choice.text, choice.entries, choice.finish_reason, choice.stop_reason)
+            | scored_prompt(choice, self._tokenizer, self._extras)
             for index, choice in enumerate(choices)
         ]
-        return {**self._header, "choices": made, "usage": usage(choices)}
+        return {
+            **self._header,
+            "choices": made,
+            "usage": usage(choices),
+            **self._extras.reported(choices[0].report),
+        }
 
     def opening(self, num_choices: int) -> list[Json]:
         return []
@@ -50,14 +76,16 @@ class CompletionFormat:
             made.append(self._chunk(self._choice(index, delta.text, delta.entries, None, None)))
         if delta.finish_reason is not None:
             made.append(self._chunk(self._choice(index, "", [], delta.finish_reason, delta.stop_reason)))
+            if not self._extras.stream_usage:
+                made[-1] |= self._extras.reported(delta.report)
         return made
 
     def closing(self, choices: Sequence[Choice]) -> list[Json]:
-        return [{**self._header, "choices": [], "usage": usage(choices)}] if self._include_usage else []
+        return closing(self._header, choices, self._extras)
 
     def _chunk(self, choice: Json) -> Json:
         chunk = {**self._header, "choices": [choice]}
-        if self._include_usage:
+        if self._extras.stream_usage:
             chunk["usage"] = None
         return chunk
 
@@ -69,7 +97,7 @@ class CompletionFormat:
         finish_reason: str | None,
         stop_reason: str | int | None,
     ) -> Json:
-        wanted = self._logprobs and (entries or finish_reason is None)
+        wanted = self._extras.logprobs and (entries or finish_reason is None)
         return {
             "index": index,
             "text": text,
@@ -80,12 +108,11 @@ class CompletionFormat:
 
 
 class ChatFormat:
-    def __init__(self, model: str, tokenizer: Tokenizer, *, logprobs: bool, include_usage: bool) -> None:
+    def __init__(self, model: str, tokenizer: Tokenizer, extras: Extras) -> None:
         self.id = f"chatcmpl-{uuid.uuid4().hex}"
         self._header: Json = {"id": self.id, "created": int(time.time()), "model": model}
         self._tokenizer = tokenizer
-        self._logprobs = logprobs
-        self._include_usage = include_usage
+        self._extras = extras
 
     def whole(self, choices: Sequence[Choice]) -> Json:
         made = []
@@ -100,7 +127,14 @@ class ChatFormat:
                     "stop_reason": choice.stop_reason,
                 }
             )
-        return {**self._header, "object": "chat.completion", "choices": made, "usage": usage(choices)}
+        return {
+            **self._header,
+            "object": "chat.completion",
+            "choices": made,
+            "usage": usage(choices),
+            **scored_prompt(choices[0], self._tokenizer, self._extras),
+            **self._extras.reported(choices[0].report),
+        }
 
     def opening(self, num_choices: int) -> list[Json]:
         return [self._chunk(index, {"role": "assistant", "content": ""}) for index in range(num_choices)]
@@ -112,23 +146,36 @@ class ChatFormat:
         if delta.finish_reason is not None:
             last = self._chunk(index, {})
             last["choices"][0] |= {"finish_reason": delta.finish_reason, "stop_reason": delta.stop_reason}
+            if not self._extras.stream_usage:
+                last |= self._extras.reported(delta.report)
             made.append(last)
         return made
 
     def closing(self, choices: Sequence[Choice]) -> list[Json]:
-        if not self._include_usage:
-            return []
-        return [{**self._header, "object": "chat.completion.chunk", "choices": [], "usage": usage(choices)}]
+        return closing({**self._header, "object": "chat.completion.chunk"}, choices, self._extras)
 
     def _chunk(self, index: int, delta: Json, logprobs: Json | None = None) -> Json:
         choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": None}
         chunk = {**self._header, "object": "chat.completion.chunk", "choices": [choice]}
-        if self._include_usage:
+        if self._extras.stream_usage:
             chunk["usage"] = None
         return chunk
 
     def _chat_logprobs(self, entries: Sequence[TokenEntry]) -> Json | None:
-        return chat_logprobs(entries, self._tokenizer) if self._logprobs else None
+        return chat_logprobs(entries, self._tokenizer) if self._extras.logprobs else None
+
+
+def scored_prompt(choice: Choice, tokenizer: Tokenizer, extras: Extras) -> Json:
+    if extras.prompt_logprobs is None:
+        return {}
+    return {"prompt_logprobs": prompt_logprobs(choice.prompt_logprobs, tokenizer, extras.prompt_logprobs)}
+
+
+def closing(header: Json, choices: Sequence[Choice], extras: Extras) -> list[Json]:
+    """The chunk after the last one of each choice, for those who asked for usage."""
+    if not extras.stream_usage:
+        return []
+    return [{**header, "choices": [], "usage": usage(choices), **extras.reported(choices[0].report)}]
 
 
 def usage(choices: Sequence[Choice]) -> Json:

@@ -3,34 +3,50 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from scheduler.commands import AdapterInfo
 from scheduler.messages import EngineInfo
 from server.async_engine import AsyncEngine
-from server.errors import ApiError, EngineFailure, error_body, error_response, json_response
+from server.errors import ApiError, ClientDisconnected, EngineFailure, error_body, error_response, json_response
 from server.metrics import EngineMetrics
+from server.openapi import describe_bodies
 from server.prompt import PromptEncoder
-from server.routes import chat, completions, models, operations
+from server.routes import adapters as adapter_routes
+from server.routes import cache, chat, completions, models, operations
+from server.served import ServedModels
 from server.state import ServerSettings, ServerState
 from server.tokenizer import Tokenizer
 from server.version import VERSION
 
+CLIENT_CLOSED_REQUEST = 499  # nginx's status for an answer that nobody reads
 
-def create_app(engine: AsyncEngine, info: EngineInfo, tokenizer: Tokenizer, settings: ServerSettings) -> FastAPI:
-    """An application around an engine that has started. It stops the engine when it shuts down."""
+
+def create_app(
+    engine: AsyncEngine,
+    info: EngineInfo,
+    tokenizer: Tokenizer,
+    settings: ServerSettings,
+    adapters: Sequence[AdapterInfo] = (),
+) -> FastAPI:
+    """An application around an engine that has started, and has these adapters. It stops the engine when it shuts
+    down."""
     metrics = EngineMetrics(settings.model_name, info)
     engine.observer = metrics
-    state = ServerState(engine, info, tokenizer, PromptEncoder(tokenizer, info), metrics, settings)
+    served = ServedModels(settings.model_name, adapters)
+    state = ServerState(engine, info, tokenizer, PromptEncoder(tokenizer, info), metrics, settings, served)
     app = FastAPI(title="pagekv", version=VERSION, lifespan=lifespan, redirect_slashes=False)
     app.state.server = state
-    for routes in (completions, chat, models, operations):
+    for routes in (completions, chat, models, cache, adapter_routes, operations):
         app.include_router(routes.router)
+    describe_bodies(app)
     app.add_exception_handler(ApiError, on_api_error)
+    app.add_exception_handler(ClientDisconnected, on_client_disconnected)
     app.add_exception_handler(HTTPException, on_http_exception)
     app.add_exception_handler(Exception, on_unforeseen)
     return app
@@ -48,6 +64,10 @@ async def lifespan(app: FastAPI) -> AsyncIterator[None]:
 async def on_api_error(_: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
     return error_response(error)
+
+
+async def on_client_disconnected(_: Request, __: Exception) -> Response:
+    return Response(status_code=CLIENT_CLOSED_REQUEST)
 
 
 async def on_http_exception(request: Request, error: Exception) -> Response:

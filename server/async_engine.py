@@ -15,14 +15,20 @@ import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
-from typing import Protocol, Self
+from typing import Protocol, Self, TypeVar
 
+from scheduler.commands import Command, CommandRefused
+from scheduler.engine_thread import EngineGone
 from scheduler.messages import EngineInfo, FinishReason, GenerationRequest, RequestOutput, StepOutput, TokenLogprobs
-from server.errors import EngineFailure, Unavailable
+from server.errors import BadRequest, EngineFailure, Unavailable
 
 LIVENESS_INTERVAL = 0.5  # seconds between looks at the engine's thread
 DEAD = "The engine has died; the server must be restarted."
+STOPPING = "The server is shutting down."
+
+Answer = TypeVar("Answer")
 
 
 class EngineLike(Protocol):
@@ -31,6 +37,7 @@ class EngineLike(Protocol):
     def start(self) -> EngineInfo: ...
     def submit(self, request: GenerationRequest) -> None: ...
     def abort(self, request_id: str) -> None: ...
+    def call(self, command: Command) -> Future[object]: ...
     def stop(self) -> None: ...
     @property
     def alive(self) -> bool: ...
@@ -66,6 +73,10 @@ class AsyncEngine:
     def start(self) -> EngineInfo:
         """Load the model; raises what loading raises."""
         return self._engine.start()
+
+    def call(self, command: Command, kind: type[Answer]) -> Answer:
+        """The answer to a command, for when there is no event loop yet. Blocks. Raises CommandRefused, EngineGone."""
+        return expect(self._engine.call(command).result(), kind)
 
     def attach(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -108,7 +119,7 @@ class AsyncEngine:
         The stream must be closed (`with`, or `close()`): that aborts whatever has not ended.
         """
         if self._stopping:
-            raise Unavailable("The server is shutting down.", code="shutting_down")
+            raise Unavailable(STOPPING, code="shutting_down")
         if not self._engine.alive:
             raise EngineFailure(DEAD)
         stream = OutputStream(self, len(requests))
@@ -121,6 +132,22 @@ class AsyncEngine:
             stream.close()
             raise
         return stream
+
+    async def command(self, command: Command, kind: type[Answer]) -> Answer:
+        """The engine's answer, which is of `kind`, from between two of its steps.
+
+        Raises BadRequest when it refuses, and Unavailable or EngineFailure when there is no engine to ask.
+        """
+        try:
+            if self._stopping:
+                raise EngineGone
+            return expect(await asyncio.wrap_future(self._engine.call(command)), kind)
+        except CommandRefused as error:
+            raise BadRequest(sentence(str(error)), param=error.param, code="invalid_value") from None
+        except EngineGone:
+            if self._stopping:
+                raise Unavailable(STOPPING, code="shutting_down") from None
+            raise EngineFailure(DEAD) from None
 
     def abort(self, request_id: str, reason: FinishReason = FinishReason.ABORT) -> None:
         """End a request early; `reason` is what its end is counted as. Unknown and ended ids are ignored."""
@@ -172,6 +199,16 @@ class AsyncEngine:
     def _fail_all(self, message: str, reason: FinishReason) -> None:
         for request_id in list(self._live):
             self._route(RequestOutput(request_id, finish_reason=reason, error=message))
+
+
+def expect(answer: object, kind: type[Answer]) -> Answer:
+    if not isinstance(answer, kind):
+        raise TypeError(f"the engine answered with {type(answer).__name__} where {kind.__name__} was due")
+    return answer
+
+
+def sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:].rstrip('.')}."
 
 
 class _Live:
@@ -261,33 +298,34 @@ class OutputStream:
 class _Pending:
     """Outputs of one request that its reader has not taken yet; lists grow in place, one object per request."""
 
-    __slots__ = ("first", "last", "logprobs", "time_to_first_token", "token_ids", "usage")
+    __slots__ = ("first", "last", "logprobs", "opening", "token_ids")
 
     def __init__(self, output: RequestOutput) -> None:
         self.first = output
         self.last = output
-        self.usage = output.usage
-        self.time_to_first_token = output.time_to_first_token
+        self.opening = output  # what comes with the first token is taken from it
         self.token_ids = list(output.token_ids)
         self.logprobs: list[TokenLogprobs] = list(output.logprobs)
 
     def add(self, output: RequestOutput) -> None:
         self.token_ids.extend(output.token_ids)
         self.logprobs.extend(output.logprobs)
-        self.usage = self.usage or output.usage
-        self.time_to_first_token = self.time_to_first_token or output.time_to_first_token
+        if self.opening.usage is None:
+            self.opening = output
         self.last = output
 
     def merged(self) -> RequestOutput:
         if self.last is self.first:
             return self.first
-        last = self.last
+        opening, last = self.opening, self.last
         return RequestOutput(
             request_id=last.request_id,
             token_ids=tuple(self.token_ids),
             logprobs=tuple(self.logprobs),
-            usage=self.usage,
-            time_to_first_token=self.time_to_first_token,
+            prompt_logprobs=opening.prompt_logprobs,
+            usage=opening.usage,
+            report=opening.report,
+            time_to_first_token=opening.time_to_first_token,
             inter_token=last.inter_token,
             finish_reason=last.finish_reason,
             stop_token_id=last.stop_token_id,

@@ -2,25 +2,38 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import orjson
 from pydantic import BaseModel, ValidationError
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
-from server.errors import BadRequest, BodyTooLarge
+from server.errors import BadRequest, BodyTooLarge, BodyTooSlow, ClientDisconnected
+from server.state import ServerSettings
 
 Body = TypeVar("Body", bound=BaseModel)
 
 
-async def read_body(request: Request, model: type[Body], limit: int) -> Body:
-    """Read at most `limit` bytes of JSON and validate them strictly as `model`.
+async def read_body(request: Request, model: type[Body], settings: ServerSettings) -> Body:
+    """Read JSON, of at most so many bytes and within so many seconds, and validate it strictly as `model`.
 
-    Raises BadRequest or BodyTooLarge. A null in an object means what leaving the field out means.
+    Raises BadRequest, BodyTooLarge, BodyTooSlow or ClientDisconnected. A null in an object means what leaving the field
+    out means.
     """
+    return validate(await read_object(request, settings), model)
+
+
+async def read_object(request: Request, settings: ServerSettings) -> dict[str, Any]:
     check_content_type(request.headers.get("content-type"))
-    return parse_body(await read_bytes(request, limit), model)
+    try:
+        async with asyncio.timeout(settings.body_timeout):
+            return parse_object(await read_bytes(request, settings.max_body_bytes))
+    except TimeoutError:
+        raise BodyTooSlow(settings.body_timeout) from None
+    except ClientDisconnect:
+        raise ClientDisconnected from None
 
 
 def check_content_type(value: str | None) -> None:
@@ -44,17 +57,25 @@ async def read_bytes(request: Request, limit: int) -> bytes:
     return b"".join(parts)
 
 
-def parse_body(raw: bytes, model: type[Body]) -> Body:
+def parse_object(raw: bytes) -> dict[str, Any]:
     try:
         data = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
         raise BadRequest(f"The body is not valid JSON: {error}.", code="invalid_json") from None
     if not isinstance(data, dict):
         raise BadRequest("The body must be a JSON object.", code="invalid_json")
+    return data
+
+
+def validate(data: dict[str, Any], model: type[Body]) -> Body:
     try:
         return model.model_validate(without_nulls(data), strict=True)
     except ValidationError as error:
         raise bad_field(error) from None
+
+
+def parse_body(raw: bytes, model: type[Body]) -> Body:
+    return validate(parse_object(raw), model)
 
 
 def without_nulls(value: Any) -> Any:

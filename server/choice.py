@@ -3,37 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from scheduler.messages import FinishReason, PromptUsage, RequestOutput, SamplingParams, TokenLogprobs
+from scheduler.messages import CacheReport, FinishReason, PromptUsage, RequestOutput, SamplingParams, TokenLogprobs
 from server.detokenizer import Detokenizer
+from server.echo import Echo
 from server.errors import EngineFailure, Unavailable
 from server.stop import StopMatcher
 
 
 @dataclass(frozen=True, slots=True)
 class TokenEntry:
-    """A token's logprobs, and where in the choice's text (characters) it begins."""
+    """A token's logprobs, and where in the choice's text (characters) it begins.
 
-    logprobs: TokenLogprobs
+    The first token of a prompt has none: nothing comes before it.
+    """
+
+    token_id: int
+    logprobs: TokenLogprobs | None
     text_offset: int
 
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What one output adds to a choice. `stop_reason` is the stop string or the stop token that ended it."""
+    """What one output adds to a choice. `stop_reason` is the stop string or the stop token that ended it; `report`
+    comes with the end."""
 
     text: str = ""
     entries: list[TokenEntry] = field(default_factory=list)
     finish_reason: str | None = None
     stop_reason: str | int | None = None
+    report: CacheReport | None = None
 
 
 class Choice:
     """Collects one request's outputs; `text`, `entries` and `finish_reason` hold all that `push` returned so far.
 
     Tokens are counted up to the one that completed a stop string. A token that ends the request (end of sequence, or
-    one of stop_token_ids) is counted, but is no text.
+    one of stop_token_ids) is counted, but is no text. An `echo` is the beginning of the text, and no stop string is
+    looked for in it; with `echo_only` it is all of it, and what the engine must generate all the same is left out.
     """
 
     def __init__(
@@ -43,9 +51,14 @@ class Choice:
         eos_token_ids: Collection[int],
         stops: Sequence[str] = (),
         include_stop: bool = False,
+        *,
+        echo: Echo | None = None,
+        echo_only: bool = False,
     ) -> None:
         self.num_tokens = 0
         self.usage: PromptUsage | None = None
+        self.report: CacheReport | None = None
+        self.prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
         self.entries: list[TokenEntry] = []
         self.finish_reason: str | None = None
         self.stop_reason: str | int | None = None
@@ -55,7 +68,9 @@ class Choice:
         self._matcher = StopMatcher(stops, include_stop) if stops else None
         self._include_stop = include_stop
         self._min_tokens = params.min_tokens
-        self._wants_logprobs = params.logprobs is not None
+        self._logprobs = params.logprobs
+        self._echo = echo
+        self._echo_only = echo_only
         self._eos_token_ids = eos_token_ids
 
     @property
@@ -65,25 +80,47 @@ class Choice:
     def push(self, output: RequestOutput) -> Delta:
         """Take the next output. Raises EngineFailure or Unavailable when it says that the request failed."""
         raise_failure(output)
-        self.usage = self.usage or output.usage
+        entries: list[TokenEntry] = []
+        text = self._open(output, entries)
+        if self._echo_only:
+            return self._emit(text, entries, replace(output, finish_reason=FinishReason.LENGTH, stop_token_id=None))
+        return self._emit(text + self._continue(output, entries), entries, output)
+
+    def _open(self, output: RequestOutput, entries: list[TokenEntry]) -> str:
+        """What the output with the first token says of the prompt; the text is that of an echo."""
+        if output.usage is None or self.usage is not None:
+            return ""
+        self.usage = output.usage
+        self.report = output.report
+        self.prompt_logprobs = output.prompt_logprobs
+        echo = self._echo
+        if echo is None:
+            return ""
+        self._chars = len(echo.text)
+        if self._logprobs is not None:
+            for token_id, offset, scored in zip(echo.token_ids, echo.offsets, self.prompt_logprobs, strict=True):
+                found = None if scored is None else replace(scored, top=scored.top[: self._logprobs])
+                entries.append(TokenEntry(token_id, found, offset))
+        return echo.text
+
+    def _continue(self, output: RequestOutput, entries: list[TokenEntry]) -> str:
         tokens = output.token_ids
         spoken = len(tokens) - self._ends_silently(output)
-        entries: list[TokenEntry] = []
-        if self._matcher is None and not self._wants_logprobs:
+        if self._matcher is None and self._logprobs is None:
             self.num_tokens += len(tokens)
             texts = [self._detokenizer.push(tokens[:spoken])]
         else:
             texts = self._push_one_by_one(output, spoken, entries)
         if output.finish_reason is not None and self._stopped_at is None:
             texts.append(self._flush())
-        return self._emit("".join(texts), entries, output)
+        return "".join(texts)
 
     def _push_one_by_one(self, output: RequestOutput, spoken: int, entries: list[TokenEntry]) -> list[str]:
         texts: list[str] = []
         for index, token_id in enumerate(output.token_ids):
             self.num_tokens += 1
-            if self._wants_logprobs:
-                entries.append(TokenEntry(output.logprobs[index], self._chars))
+            if self._logprobs is not None:
+                entries.append(TokenEntry(token_id, output.logprobs[index], self._chars))
             text = self._detokenizer.push((token_id,)) if index < spoken else ""
             self._chars += len(text)
             texts.append(self._match(text))
@@ -121,7 +158,8 @@ class Choice:
             self.finish_reason, self.stop_reason = FinishReason.STOP.value, self._stopped_at
         elif output.finish_reason is not None:
             self.finish_reason, self.stop_reason = output.finish_reason.value, output.stop_token_id
-        return Delta(text, entries, self.finish_reason, self.stop_reason)
+        report = None if self.finish_reason is None else self.report
+        return Delta(text, entries, self.finish_reason, self.stop_reason, report)
 
 
 def raise_failure(output: RequestOutput) -> None:

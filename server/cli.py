@@ -1,4 +1,4 @@
-"""The command: `pagekv serve [MODEL]`.
+"""The command: `pagekv serve [MODEL]`, and `pagekv plan`, which asks a server that runs.
 
 Nothing heavy is imported before the options are known to be good, so that `--help` and a typo answer at once.
 """
@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import click
 
 from scheduler.config import EngineConfig, Recovery
+from server.plan_command import plan
 from server.version import VERSION
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -50,6 +51,30 @@ class PowerOfTwo(click.ParamType[int]):
         number = int(text) if text.isdecimal() else 0
         if not 1 <= number <= self.largest or number & (number - 1):
             self.fail(f"{value!r} is not a power of two from 1 to {self.largest}.", param, ctx)
+        return number
+
+
+class Adapter(click.ParamType[tuple[str, str]]):
+    """A LoRA adapter: name=path."""
+
+    name = "name=path"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str]:
+        if isinstance(value, tuple):
+            return value
+        name, _, path = str(value).partition("=")
+        if not name or not path:
+            self.fail(f"{value!r} is not of the form name=path.", param, ctx)
+        return name, path
+
+
+class Number(click.FloatRange):
+    """A float within a range, which click's own range takes NaN for."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        if number != number:
+            self.fail(f"{value!r} is no number.", param, ctx)
         return number
 
 
@@ -104,6 +129,30 @@ def main() -> None:
     type=click.Choice(["on", "off"]),
     help="Copy the leading tokens that a block shares with a cached one.",
 )
+@option(
+    "--pin-share",
+    default=DEFAULTS.pin_share,
+    type=Number(0.0, 1.0),
+    help="Share of the blocks that requests may pin.",
+)
+@option(
+    "--scrub-rate",
+    default=DEFAULTS.scrub_rate,
+    type=Number(0.0, 1e6),
+    help="Cached blocks whose checksums are compared per second; 0 for none.",
+)
+@option(
+    "--reveal-cached-tokens",
+    default="off",
+    type=click.Choice(["on", "off"]),
+    help="Plans name the cached token where a prompt first differs, which lets whoever asks read others' prompts.",
+)
+@option(
+    "--lora",
+    multiple=True,
+    type=Adapter(),
+    help="A LoRA adapter to serve as a model of its own: name=directory. May be repeated.",
+)
 @option("--served-model-name", help="What clients call the model. [default: the model's own name]")
 @option("--threads", type=POSITIVE, help="Compute threads. [default: all cores this process may use]")
 @option(
@@ -119,6 +168,8 @@ def serve(
     log_level: str,
     recovery: str,
     partial_reuse: str,
+    reveal_cached_tokens: str,
+    lora: tuple[tuple[str, str], ...],
     **engine_options: Any,
 ) -> None:
     """Serve MODEL over HTTP: a .gguf file, a local Hugging Face directory, or a hub id.
@@ -126,13 +177,23 @@ def serve(
     Without MODEL, serve SmolLM2-135M-Instruct.
     """
     config = EngineConfig(recovery=Recovery(recovery), partial_reuse=partial_reuse == "on", **engine_options)
-    from server.serve import ServeError, engine_thread, run
+    from server.serve import ServeError, ServeOptions, engine_thread, run
 
+    options = ServeOptions(
+        host=host,
+        port=port,
+        model_name=served_model_name,
+        adapters=lora,
+        reveal_cached_tokens=reveal_cached_tokens == "on",
+        log_level=log_level,
+    )
     try:
-        run(engine_thread(config), host=host, port=port, model_name=served_model_name, log_level=log_level)
+        run(engine_thread(config), options)
     except ServeError as error:
         raise click.ClickException(str(error)) from None
 
+
+main.add_command(plan)
 
 if __name__ == "__main__":
     main()

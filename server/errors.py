@@ -4,6 +4,8 @@ ApiError                    any error with an HTTP status and OpenAI's error obj
 +-- BadRequest              400: the body is not JSON, or a field has a bad value
 |   +-- ContextTooLong      400: prompt and max_tokens exceed the model's context
 +-- UnknownModel            404
++-- UnknownAdapter          404
++-- BodyTooSlow             408
 +-- BodyTooLarge            413
 +-- EngineFailure           500: the engine failed this request
 +-- Unavailable             503: the engine is gone, or the server is shutting down
@@ -26,6 +28,7 @@ class ApiError(Exception):
 
     status = 500
     kind = "server_error"
+    headers: dict[str, str] | None = None
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
@@ -66,6 +69,25 @@ class UnknownModel(ApiError):
         super().__init__(f"The model {name!r} does not exist.", param="model", code="model_not_found")
 
 
+class UnknownAdapter(ApiError):
+    status = 404
+    kind = "invalid_request_error"
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"The lora adapter {name!r} cannot be found.", param="lora_name", code="adapter_not_found")
+
+
+class BodyTooSlow(ApiError):
+    """The rest of the body may still come, so the connection is of no more use."""
+
+    status = 408
+    kind = "invalid_request_error"
+    headers = {"Connection": "close"}
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"The request body did not arrive within {seconds:g} seconds.", code="request_timeout")
+
+
 class BodyTooLarge(ApiError):
     status = 413
     kind = "invalid_request_error"
@@ -99,4 +121,4 @@ def json_response(content: Any, status: int = 200, headers: dict[str, str] | Non
 
 
 def error_response(error: ApiError) -> Response:
-    return json_response(error.body(), error.status)
+    return json_response(error.body(), error.status, error.headers)

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
-from scheduler.messages import GenerationRequest
+import orjson
+
+from scheduler.messages import GenerationRequest, RequestOutput
 from server.async_engine import AsyncEngine
 from server.choice import Choice, Delta
+from server.reports import report_json
+
+log = logging.getLogger("pagekv")
 
 
 class Generation:
@@ -19,6 +25,7 @@ class Generation:
     async def next(self) -> tuple[int, Delta] | None:
         """The next delta and the index of its choice, or None when all have ended. Raises ApiError."""
         async for index, output in self._stream:
+            log_report(output)
             delta = self.choices[index].push(output)
             if delta.finish_reason is not None:
                 self._stream.finish(index)
@@ -32,3 +39,8 @@ class Generation:
 
     def close(self) -> None:
         self._stream.close()
+
+
+def log_report(output: RequestOutput) -> None:
+    if output.report is not None and log.isEnabledFor(logging.DEBUG):
+        log.debug("cache report of %s: %s", output.request_id, orjson.dumps(report_json(output.report)).decode())

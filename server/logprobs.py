@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from scheduler.messages import TokenLogprobs
 from server.choice import TokenEntry
 from server.tokenizer import Tokenizer
 
@@ -13,16 +14,23 @@ LOWEST = -9999.0  # JSON has no infinity; vLLM's stand-in for it
 
 def completion_logprobs(entries: Sequence[TokenEntry], tokenizer: Tokenizer) -> dict[str, Any]:
     """`top_logprobs` always holds the chosen token too, so there may be one more than was asked for."""
-    tops = []
+    values: list[float | None] = []
+    tops: list[dict[str, float] | None] = []
     for entry in entries:
+        chosen = entry.logprobs
+        if chosen is None:
+            values.append(None)
+            tops.append(None)
+            continue
         top: dict[str, float] = {}
-        for token_id, value in (*entry.logprobs.top, (entry.logprobs.token_id, entry.logprobs.logprob)):
+        for token_id, value in (*chosen.top, (chosen.token_id, chosen.logprob)):
             top.setdefault(label(token_id, tokenizer), finite(value))
+        values.append(finite(chosen.logprob))
         tops.append(top)
     return {
         "text_offset": [entry.text_offset for entry in entries],
-        "tokens": [label(entry.logprobs.token_id, tokenizer) for entry in entries],
-        "token_logprobs": [finite(entry.logprobs.logprob) for entry in entries],
+        "tokens": [label(entry.token_id, tokenizer) for entry in entries],
+        "token_logprobs": values,
         "top_logprobs": tops,
     }
 
@@ -31,10 +39,29 @@ def chat_logprobs(entries: Sequence[TokenEntry], tokenizer: Tokenizer) -> dict[s
     content = []
     for entry in entries:
         chosen = entry.logprobs
+        if chosen is None:
+            continue  # the first of a prompt, which a chat does not repeat
         described = describe(chosen.token_id, chosen.logprob, tokenizer)
         described["top_logprobs"] = [describe(token_id, value, tokenizer) for token_id, value in chosen.top]
         content.append(described)
     return {"content": content, "refusal": None}
+
+
+def prompt_logprobs(
+    scored: Sequence[TokenLogprobs | None], tokenizer: Tokenizer, most: int
+) -> list[dict[str, dict[str, Any]] | None]:
+    """vLLM's spelling: for each token of the prompt its own log probability and those of the `most` likeliest tokens
+    there, by token id; null for the first."""
+    return [None if each is None else by_token_id(each, tokenizer, most) for each in scored]
+
+
+def by_token_id(scored: TokenLogprobs, tokenizer: Tokenizer, most: int) -> dict[str, dict[str, Any]]:
+    top = enumerate(scored.top[:most], start=1)
+    others = [(token_id, value, rank) for rank, (token_id, value) in top if token_id != scored.token_id]
+    return {
+        str(token_id): {"logprob": finite(value), "rank": rank, "decoded_token": tokenizer.token_text(token_id)}
+        for token_id, value, rank in ((scored.token_id, scored.logprob, scored.rank), *others)
+    }
 
 
 def describe(token_id: int, logprob: float, tokenizer: Tokenizer) -> dict[str, Any]:

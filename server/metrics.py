@@ -180,6 +180,7 @@ class StatsCollector(Collector):
             ("vllm:num_requests_running", "Requests in the batch.", stats.running),
             ("vllm:num_requests_waiting", "Requests waiting to be scheduled.", stats.waiting),
             ("vllm:kv_cache_usage_perc", "Share of blocks that requests hold; 1 is all of them.", usage),
+            ("pagekv_pinned_blocks", "Cached blocks that are kept from eviction.", stats.pinned_blocks),
         ):
             gauge = GaugeMetricFamily(name, text, labels=("model_name",))
             gauge.add_metric((self._model_name,), value)
@@ -207,6 +208,8 @@ class StatsCollector(Collector):
             ("pagekv_evicted_blocks", "Cached blocks given to another use.", stats.evicted_blocks),
             ("pagekv_published_blocks", "Blocks that became shareable.", stats.published_blocks),
             ("pagekv_hash_collisions", "Equal hashes of unequal blocks, treated as misses.", stats.hash_collisions),
+            ("pagekv_checked_blocks", "Cached blocks whose checksums were compared.", stats.checked_blocks),
+            ("pagekv_corrupt_blocks", "Cached blocks whose checksums were wrong.", stats.corrupt_blocks),
             ("pagekv_steps", "Steps of the engine.", stats.steps),
             ("pagekv_failed_steps", "Steps that failed.", stats.failed_steps),
         ):

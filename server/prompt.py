@@ -5,16 +5,26 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from scheduler.messages import EngineInfo
+from server.echo import Echo, echo_of_ids
 from server.errors import BadRequest, ContextTooLong
-from server.protocol import MAX_PROMPTS, ChatBody, CompletionBody
+from server.protocol import MAX_PROMPTS, Message
 from server.tokenizer import Tokenizer, TokenizerError
 
 TOKENIZER_THREADS = 2
 
 Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """Token ids, and the text to repeat if that was asked for."""
+
+    token_ids: tuple[int, ...]
+    echo: Echo | None = None
 
 
 class PromptEncoder:
@@ -28,35 +38,43 @@ class PromptEncoder:
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    async def completion(self, body: CompletionBody) -> list[tuple[int, ...]]:
-        """Ids of each prompt of the body, none empty, all within the vocabulary. Raises BadRequest."""
-        named = split_prompts(body.prompt)
-        return [await self._encode(prompt, param) for prompt, param in named]
+    async def prompts(self, value: Any, *, echo: bool = False) -> list[Prompt]:
+        """Each prompt of a body's field, none empty, all ids within the vocabulary. Raises BadRequest."""
+        return [await self._encode(prompt, param, echo) for prompt, param in split_prompts(value)]
 
-    async def chat(self, body: ChatBody) -> tuple[int, ...]:
-        """Ids of the conversation as the model's chat template spells it. Raises BadRequest."""
-        messages = [message.for_template() for message in body.messages]
+    async def one_prompt(self, value: Any) -> Prompt:
+        """As `prompts`, where several make no sense."""
+        named = split_prompts(value)
+        if len(named) > 1:
+            message = f"Invalid 'prompt': one prompt is wanted here, not {len(named)}."
+            raise BadRequest(message, param="prompt", code="too_many_prompts")
+        return await self._encode(*named[0], False)
+
+    async def chat(self, messages: Sequence[Message]) -> Prompt:
+        """The conversation as the model's chat template spells it. Raises BadRequest."""
+        conversation = [message.for_template() for message in messages]
         try:
-            ids = await self._in_pool(lambda: self._tokenizer.apply_chat_template(messages))
+            ids = await self._in_pool(lambda: self._tokenizer.apply_chat_template(conversation))
         except TokenizerError as error:  # a template may refuse roles or their order, in words of its own
             raise BadRequest(str(error), param="messages", code="invalid_messages") from error
         if not ids:
             raise BadRequest("The messages give an empty prompt.", param="messages", code="empty_prompt")
-        return tuple(ids)
+        return Prompt(tuple(ids))
 
-    async def _encode(self, prompt: str | list[int], param: str) -> tuple[int, ...]:
+    async def _encode(self, prompt: str | list[int], param: str, echo: bool) -> Prompt:
         if not prompt:
             raise BadRequest(f"Invalid {param!r}: the prompt is empty.", param=param, code="empty_prompt")
         if isinstance(prompt, list):
             check_ids(prompt, self._info.vocab_size, param)
-            return tuple(prompt)
+            repeated = await self._in_pool(lambda: echo_of_ids(prompt, self._tokenizer)) if echo else None
+            return Prompt(tuple(prompt), repeated)
         try:
-            ids = await self._in_pool(lambda: self._tokenizer.encode(prompt))
+            ids, offsets = await self._in_pool(lambda: self._tokenizer.encode_with_offsets(prompt))
         except TokenizerError as error:
             raise BadRequest(f"Invalid {param!r}: {error}", param=param, code="invalid_value") from error
         if not ids:
             raise BadRequest(f"Invalid {param!r}: the prompt has no tokens.", param=param, code="empty_prompt")
-        return tuple(ids)
+        return Prompt(tuple(ids), Echo(prompt, tuple(ids), tuple(offsets)) if echo else None)
 
     async def _in_pool(self, work: Callable[[], Result]) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)

@@ -8,17 +8,24 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, WithJsonSchema, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 MAX_STOPS = 16
 MAX_STOP_CHARS = 1024
 MAX_LOGPROBS = 20
 MAX_PROMPTS = 128  # in one body
+MAX_MESSAGES = 4096
 INT64 = 2**63
 
+_IDS_SCHEMA = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+ONE_PROMPT_SCHEMA = {"anyOf": [{"type": "string", "minLength": 1}, _IDS_SCHEMA]}
+PROMPTS_SCHEMA = {"anyOf": [*ONE_PROMPT_SCHEMA["anyOf"], {"type": "array", "items": ONE_PROMPT_SCHEMA}]}
 
-def conflict(param: str, message: str) -> PydanticCustomError:
+Salt = Annotated[str, Field(min_length=1, max_length=1024)]
+
+
+def conflict(param: str | None, message: str) -> PydanticCustomError:
     """Two fields that do not go together; `param` is the one to blame."""
     return PydanticCustomError("conflict", "{message}", {"param": param, "message": message})
 
@@ -29,6 +36,21 @@ class StrictModel(BaseModel):
 
 class StreamOptions(StrictModel):
     include_usage: bool = False
+
+
+class CacheFields(StrictModel):
+    """What a request may do with the cache. `ttl` is in seconds, from the last use."""
+
+    read: bool = True
+    write: bool = True
+    ttl: float | None = Field(default=None, gt=0)
+    pin: bool = False
+
+    @model_validator(mode="after")
+    def check_pin(self) -> Self:
+        if self.pin and not self.write:
+            raise conflict("cache.pin", "there is nothing to pin with write=false")
+        return self
 
 
 class GenerationBody(StrictModel):
@@ -55,6 +77,10 @@ class GenerationBody(StrictModel):
     include_stop_str_in_output: bool = False
     priority: int = Field(0, ge=-INT64, lt=INT64)
     user: str | None = None
+    prompt_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    cache_salt: Salt | None = None
+    cache: CacheFields = CacheFields()
+    cache_report: bool = False
 
     @field_validator("stop", mode="wrap")
     @classmethod
@@ -80,6 +106,8 @@ class GenerationBody(StrictModel):
     def check_together(self) -> Self:
         if self.stream_options is not None and not self.stream:
             raise conflict("stream_options", "it is allowed only with stream=true")
+        if self.prompt_logprobs is not None and self.stream:
+            raise conflict("prompt_logprobs", "they are not available with stream=true")
         limit = self.wanted_tokens
         if limit is not None and self.min_tokens > limit:
             raise conflict("min_tokens", f"{self.min_tokens} is above max_tokens, which is {limit}")
@@ -99,23 +127,35 @@ class GenerationBody(StrictModel):
         """Alternatives per token: 0 for the chosen token alone, None for no logprobs at all."""
         raise NotImplementedError
 
+    @property
+    def prompt_logprobs_wanted(self) -> int | None:
+        """Likewise for each token of the prompt."""
+        return self.prompt_logprobs
+
 
 class CompletionBody(GenerationBody):
-    prompt: Any  # split and checked by server/prompt.py, which can name prompt[3][17]
+    # split and checked by server/prompt.py, which can name prompt[3][17]
+    prompt: Annotated[Any, WithJsonSchema(PROMPTS_SCHEMA)]
+    max_tokens: int | None = Field(None, ge=0)  # 0 asks for the echo alone
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     best_of: int = Field(1, ge=1, le=1)
     echo: bool = False
 
-    @field_validator("echo")
-    @classmethod
-    def no_echo(cls, value: bool) -> bool:
-        if value:
-            raise ValueError("repeating the prompt in the answer is not supported")
-        return value
+    @model_validator(mode="after")
+    def check_completion(self) -> Self:
+        if self.max_tokens == 0 and not self.echo:
+            raise conflict("max_tokens", "it is 1 at least, unless echo=true asks for the prompt")
+        return self
 
     @property
     def logprobs_wanted(self) -> int | None:
         return self.logprobs
+
+    @property
+    def prompt_logprobs_wanted(self) -> int | None:
+        """An echo has logprobs of its own; where both are asked for, the engine gives what covers both."""
+        wanted = [self.prompt_logprobs, self.logprobs if self.echo else None]
+        return max((number for number in wanted if number is not None), default=None)
 
 
 class TextPart(StrictModel):
@@ -148,7 +188,7 @@ class TextFormat(StrictModel):
 
 
 class ChatBody(GenerationBody):
-    messages: list[Message] = Field(min_length=1, max_length=4096, fail_fast=True)
+    messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)

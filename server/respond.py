@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from scheduler.messages import GenerationRequest, SamplingParams
 from server.answers import Format
 from server.choice import Choice
 from server.connection import EventStream, until_disconnect
 from server.detokenizer import Detokenizer
-from server.errors import ClientDisconnected, json_response
+from server.errors import json_response
 from server.generation import Generation
+from server.prepare import Prepared, engine_request
 from server.protocol import GenerationBody
 from server.state import ServerState
 
-CLIENT_CLOSED_REQUEST = 499  # nginx's status for an answer that nobody reads
+log = logging.getLogger("pagekv")
 
 
 async def respond(
@@ -25,40 +26,38 @@ async def respond(
     server: ServerState,
     body: GenerationBody,
     answer: Format,
-    prompts: Sequence[tuple[int, ...]],
-    params: Sequence[SamplingParams],
+    prepared: Sequence[Prepared],
     *,
     continues: bool,
 ) -> Response:
     """One choice for each prompt, whose text it `continues`, or else answers with a text of its own.
 
-    Raises ApiError until the first output is there; later errors go into the stream.
+    Raises ClientDisconnected, and ApiError until the first output is there; later errors go into the stream.
     """
+    report = body.cache_report or log.isEnabledFor(logging.DEBUG)
     requests = [
-        GenerationRequest(f"{answer.id}-{index}", prompt, params[index], body.priority)
-        for index, prompt in enumerate(prompts)
+        engine_request(server, body, each, f"{answer.id}-{index}", report=report) for index, each in enumerate(prepared)
     ]
-    choices = [make_choice(server, body, each, continues) for each in params]
+    choices = [make_choice(server, body, each, continues) for each in prepared]
     generation = Generation(server.engine, requests, choices)
     try:
         if body.stream:
             first = await until_disconnect(request.receive, generation.next())
             return EventStream(generation, answer, first)
         await until_disconnect(request.receive, generation.run())
-    except ClientDisconnected:
-        generation.close()
-        return Response(status_code=CLIENT_CLOSED_REQUEST)
     except BaseException:
         generation.close()
         raise
     return json_response(answer.whole(choices))
 
 
-def make_choice(server: ServerState, body: GenerationBody, params: SamplingParams, continues: bool) -> Choice:
+def make_choice(server: ServerState, body: GenerationBody, prepared: Prepared, continues: bool) -> Choice:
     return Choice(
         Detokenizer(server.tokenizer, after_prompt=continues),
-        params,
+        prepared.params,
         frozenset(server.info.eos_token_ids),
         body.stop,
         body.include_stop_str_in_output,
+        echo=prepared.prompt.echo,
+        echo_only=prepared.echo_only,
     )

@@ -30,6 +30,7 @@ def sampling_params(body: GenerationBody, max_tokens: int, info: EngineInfo) -> 
         presence_penalty=body.presence_penalty,
         frequency_penalty=body.frequency_penalty,
         logprobs=body.logprobs_wanted,
+        prompt_logprobs=body.prompt_logprobs_wanted,
         stop_token_ids=tuple(body.stop_token_ids),
         ignore_eos=body.ignore_eos,
         min_tokens=body.min_tokens,

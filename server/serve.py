@@ -7,13 +7,15 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
 import uvicorn
 
+from scheduler.commands import AdapterInfo, CommandRefused, LoadAdapter
 from scheduler.config import EngineConfig
 from scheduler.messages import EngineInfo, StepOutput
 from server.app import create_app
@@ -42,15 +44,30 @@ def engine_thread(config: EngineConfig) -> EngineFactory:
     return make
 
 
-def run(
-    make_engine: EngineFactory, *, host: str, port: int, model_name: str | None = None, log_level: str = "info"
-) -> None:
-    """Serve until SIGINT or SIGTERM. Raises ServeError when the port or the model cannot be had."""
-    set_up_logging(log_level)
-    with bind(host, port) as listener, interruptible():
+@dataclass(frozen=True, slots=True)
+class ServeOptions:
+    """All that `pagekv serve` may set of the server itself."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000  # 0 picks a free one
+    model_name: str | None = None  # None: the model's own
+    adapters: tuple[tuple[str, str], ...] = ()  # LoRA: (name, directory)
+    reveal_cached_tokens: bool = False
+    log_level: str = "info"
+
+
+def run(make_engine: EngineFactory, options: ServeOptions) -> None:
+    """Serve until SIGINT or SIGTERM. Raises ServeError when the port, the model or an adapter cannot be had."""
+    set_up_logging(options.log_level)
+    with bind(options.host, options.port) as listener, interruptible():
         engine, info = start_engine(make_engine)
         try:
-            listen(listener, engine, info, model_name, log_level)
+            settings = ServerSettings(
+                options.model_name or info.model_name or Path(info.model_path).stem,
+                reveal_cached_tokens=options.reveal_cached_tokens,
+            )
+            adapters = load_adapters(engine, options.adapters, settings.model_name)
+            listen(listener, engine, info, settings, adapters, options.log_level)
         finally:
             engine.stop_now()
 
@@ -105,8 +122,29 @@ def start_engine(make_engine: EngineFactory) -> tuple[AsyncEngine, EngineInfo]:
         raise ServeError(one_line(error)) from None
 
 
+def load_adapters(engine: AsyncEngine, wanted: Sequence[tuple[str, str]], model_name: str) -> list[AdapterInfo]:
+    """In the order given. Raises ServeError, naming the first that is bad."""
+    loaded: list[AdapterInfo] = []
+    for name, path in wanted:
+        try:
+            if name == model_name:
+                raise CommandRefused("this is the name of the model itself")
+            if any(name == other.name for other in loaded):
+                raise CommandRefused("another adapter has this name")
+            loaded.append(engine.call(LoadAdapter(name, path), AdapterInfo))
+        except Exception as error:
+            log.debug("an adapter did not load", exc_info=True)
+            raise ServeError(f"--lora {name}={path}: {one_line(error)}") from None
+    return loaded
+
+
 def listen(
-    listener: socket.socket, engine: AsyncEngine, info: EngineInfo, model_name: str | None, log_level: str
+    listener: socket.socket,
+    engine: AsyncEngine,
+    info: EngineInfo,
+    settings: ServerSettings,
+    adapters: Sequence[AdapterInfo],
+    log_level: str,
 ) -> None:
     from server.tokenizer import Tokenizer
 
@@ -115,8 +153,7 @@ def listen(
     except Exception as error:
         log.debug("the tokenizer did not load", exc_info=True)
         raise ServeError(f"cannot load the tokenizer of {info.model_path}: {one_line(error)}") from None
-    settings = ServerSettings(model_name or info.model_name or Path(info.model_path).stem)
-    app = create_app(engine, info, tokenizer, settings)
+    app = create_app(engine, info, tokenizer, settings, adapters)
     config = uvicorn.Config(
         app,
         loop="uvloop",

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from starlette.requests import Request
 
 from scheduler.messages import EngineInfo
 from server.async_engine import AsyncEngine
-from server.errors import UnknownModel
 from server.metrics import EngineMetrics
 from server.prompt import PromptEncoder
+from server.served import ServedModels
 from server.tokenizer import Tokenizer
 
 
@@ -19,6 +18,8 @@ from server.tokenizer import Tokenizer
 class ServerSettings:
     model_name: str  # as clients spell it
     max_body_bytes: int = 4 * 1024 * 1024
+    body_timeout: float = 60.0  # seconds that a client may take to send a body
+    reveal_cached_tokens: bool = False  # a plan tells the cached token at a first difference to everyone
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +30,7 @@ class ServerState:
     encoder: PromptEncoder
     metrics: EngineMetrics
     settings: ServerSettings
-    created: int = field(default_factory=lambda: int(time.time()))  # seconds since 1970
-
-    def check_model(self, name: str | None) -> None:
-        """A request that names no model means the one there is."""
-        if name is not None and name != self.settings.model_name:
-            raise UnknownModel(name)
+    models: ServedModels
 
 
 def state_of(request: Request) -> ServerState:

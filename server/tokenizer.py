@@ -96,12 +96,20 @@ class Tokenizer:
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`; with special tokens as the model's tokenizer adds them, but one BOS at most."""
+        return self._encode(text, add_special_tokens)[0]
+
+    def encode_with_offsets(self, text: str) -> tuple[list[int], list[int]]:
+        """Token ids of `text` as `encode` gives them, and where in it (characters) each of them begins."""
+        return self._encode(text, True)
+
+    def _encode(self, text: str, add_special_tokens: bool) -> tuple[list[int], list[int]]:
         try:
-            ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+            encoding = self._backend.encode(text, add_special_tokens=add_special_tokens)
         except (TypeError, UnicodeError) as error:
             raise TokenizerError("The text is not valid Unicode (it holds half a surrogate pair).") from error
+        ids, offsets = encoding.ids, [start for start, _ in encoding.offsets]
         written_twice = add_special_tokens and self.bos_token_id is not None and ids[:2] == [self.bos_token_id] * 2
-        return ids[1:] if written_twice else ids
+        return (ids[1:], offsets[1:]) if written_twice else (ids, offsets)
 
     def render_chat(self, messages: Sequence[Mapping[str, Any]], **kwargs: Any) -> str:
         """The prompt's text by the model's chat template. `kwargs` are the template's variables, and `tools`.

@@ -5,8 +5,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 
+from scheduler.commands import Command, CommandRefused
+from scheduler.engine_thread import EngineGone
 from scheduler.messages import (
     EngineInfo,
     EngineStats,
@@ -48,6 +51,10 @@ def say(text: str) -> Callable[[GenerationRequest], Sequence[int]]:
 HELLO = say("hello")
 
 
+def refuse(command: Command) -> object:
+    raise CommandRefused(f"a fake engine does not know {type(command).__name__}", "adapter")
+
+
 @dataclass
 class Running:
     request: GenerationRequest
@@ -60,7 +67,8 @@ class FakeEngine:
     """One token per request and step, `interval` seconds apart. The first half of each prompt counts as cached.
 
     `script` gives a request's tokens (EOS ends it; running out of them repeats the last); `fail_at` makes the step that
-    would give a request that many tokens fail it; `die` ends the thread without a word, as a fatal error would.
+    would give a request that many tokens fail it; `answer` gives the answer to each command; `die` ends the thread
+    without a word, as a fatal error would.
     """
 
     def __init__(
@@ -71,7 +79,10 @@ class FakeEngine:
         interval: float = 0.0,
         fail_at: Callable[[GenerationRequest], int | None] = lambda _: None,
         info: EngineInfo = INFO,
+        answer: Callable[[Command], object] = refuse,
     ) -> None:
+        self.answer = answer
+        self.commands: list[Command] = []
         self.script = script
         self.interval = interval
         self.fail_at = fail_at
@@ -104,6 +115,17 @@ class FakeEngine:
             self.aborted.append(request_id)
             self._aborts.append(request_id)
             self._wake.notify()
+
+    def call(self, command: Command) -> Future[object]:
+        future: Future[object] = Future()
+        self.commands.append(command)
+        try:
+            if not self.alive:
+                raise EngineGone
+            future.set_result(self.answer(command))
+        except Exception as error:
+            future.set_exception(error)
+        return future
 
     def stop(self) -> None:
         with self._wake:
@@ -157,7 +179,8 @@ class FakeEngine:
         output = RequestOutput(
             request.request_id,
             (token,),
-            logprobs=self._logprobs(request, token),
+            logprobs=self._logprobs(request.params.logprobs, (token,)),
+            prompt_logprobs=self._scored(request) if first else (),
             usage=self._usage(request) if first else None,
             time_to_first_token=now - running.arrived if first else None,
             inter_token=None if first else max(self.interval, 1e-6),
@@ -193,12 +216,18 @@ class FakeEngine:
             times=RequestTimes(0.0, took / 2, took / 2, took, took),
         )
 
-    def _logprobs(self, request: GenerationRequest, token: int) -> tuple[TokenLogprobs, ...]:
+    def _logprobs(self, wanted: int | None, tokens: Sequence[int]) -> tuple[TokenLogprobs, ...]:
         """The chosen token has rank 1 and -0.5; the alternatives are the ids after it."""
-        wanted = request.params.logprobs
         if wanted is None:
             return ()
-        return (TokenLogprobs(token, -0.5, 1, tuple(((token + step) % 256, -0.5 - step) for step in range(wanted))),)
+        return tuple(
+            TokenLogprobs(token, -0.5, 1, tuple(((token + step) % 256, -0.5 - step) for step in range(wanted)))
+            for token in tokens
+        )
+
+    def _scored(self, request: GenerationRequest) -> tuple[TokenLogprobs | None, ...]:
+        wanted = request.params.prompt_logprobs
+        return () if wanted is None else (None, *self._logprobs(wanted, request.prompt_token_ids[1:]))
 
     def _usage(self, request: GenerationRequest) -> PromptUsage:
         total = len(request.prompt_token_ids)

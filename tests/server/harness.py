@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import uvicorn
 
+from scheduler.commands import AdapterInfo
 from server.app import create_app
 from server.async_engine import AsyncEngine
 from server.state import ServerSettings
@@ -27,9 +28,13 @@ class ByteTokenizer:
     special_token_ids = frozenset({EOS})
     strips_leading_space = False
     has_chat_template = True
+    bos_token_id = None
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return list(text.encode())
+
+    def encode_with_offsets(self, text: str) -> tuple[list[int], list[int]]:
+        return self.encode(text), [index for index, char in enumerate(text) for _ in char.encode()]
 
     def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], **_: Any) -> list[int]:
         if any(message["content"] == "rude" for message in messages):
@@ -56,7 +61,11 @@ class Running:
 
 @contextmanager
 def serve(
-    settings: ServerSettings | None = None, *, tokenizer: ByteTokenizer | None = None, **options: Any
+    settings: ServerSettings | None = None,
+    *,
+    tokenizer: ByteTokenizer | None = None,
+    adapters: Sequence[AdapterInfo] = (),
+    **options: Any,
 ) -> Iterator[Running]:
     """A server around `FakeEngine(**options)`; it and all its threads have ended when the block is left."""
     made: list[FakeEngine] = []
@@ -67,7 +76,7 @@ def serve(
 
     bridge = AsyncEngine(make)
     info = bridge.start()
-    app = create_app(bridge, info, tokenizer or ByteTokenizer(), settings or ServerSettings("toy"))  # type: ignore[arg-type]
+    app = create_app(bridge, info, tokenizer or ByteTokenizer(), settings or ServerSettings("toy"), adapters)  # type: ignore[arg-type]
     listener = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(app, log_config=None, ws="none", timeout_graceful_shutdown=5)
     server = uvicorn.Server(config)

@@ -6,7 +6,7 @@ import sys
 import time
 
 from scheduler.messages import EngineInfo
-from server.serve import ServeError, run
+from server.serve import ServeError, ServeOptions, run
 from server.tokenizer import Tokenizer
 from tests.server.fake_engine import FakeEngine
 from tests.server.harness import ByteTokenizer
@@ -29,7 +29,7 @@ def main() -> None:
     kind = kinds.get(sys.argv[2], FakeEngine) if len(sys.argv) > 2 else FakeEngine
     Tokenizer.load = classmethod(lambda cls, path: ByteTokenizer())  # type: ignore[assignment,method-assign,return-value]
     try:
-        run(lambda deliver: kind(deliver, lambda _: [65], interval=0.01), host="127.0.0.1", port=int(sys.argv[1]))
+        run(lambda deliver: kind(deliver, lambda _: [65], interval=0.01), ServeOptions(port=int(sys.argv[1])))
     except ServeError as error:
         sys.exit(f"Error: {error}")
 

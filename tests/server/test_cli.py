@@ -19,16 +19,19 @@ from click.testing import CliRunner, Result
 import server.serve
 from scheduler.config import EngineConfig, Recovery
 from server.cli import main
+from server.serve import ServeOptions
 from server.version import VERSION
+
+Started = list[tuple[EngineConfig, ServeOptions]]
 
 
 @pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[EngineConfig, dict[str, Any]]]:
+def started(monkeypatch: pytest.MonkeyPatch) -> Started:
     """What `pagekv serve` would have started."""
-    calls: list[tuple[EngineConfig, dict[str, Any]]] = []
+    calls: Started = []
     monkeypatch.setattr(server.serve, "engine_thread", lambda config: config)
-    monkeypatch.setattr(server.serve, "run", lambda config, **settings: calls.append((config, settings)))
-    for name in ("MODEL", "HOST", "PORT", "NUM_BLOCKS", "KV_MEMORY", "RECOVERY"):
+    monkeypatch.setattr(server.serve, "run", lambda config, options: calls.append((config, options)))
+    for name in ("MODEL", "HOST", "PORT", "NUM_BLOCKS", "KV_MEMORY", "RECOVERY", "LORA"):
         monkeypatch.delenv(f"PAGEKV_{name}", raising=False)
     return calls
 
@@ -37,19 +40,18 @@ def invoke(*arguments: str, **environment: str) -> Result:
     return CliRunner().invoke(main, arguments, env=environment)
 
 
-def test_defaults_are_the_engines(started: list[tuple[EngineConfig, dict[str, Any]]]) -> None:
+def test_defaults_are_the_engines(started: Started) -> None:
     assert invoke("serve").exit_code == 0
-    assert started == [
-        (EngineConfig(), {"host": "127.0.0.1", "port": 8000, "model_name": None, "log_level": "info"}),
-    ]
+    assert started == [(EngineConfig(), ServeOptions())]
 
 
-def test_every_option(started: list[tuple[EngineConfig, dict[str, Any]]]) -> None:
+def test_every_option(started: Started) -> None:
     given = "serve some.gguf --host ::1 --port 0 --dtype bfloat16 --device cpu --block-size 32 --kv-memory 1.5GiB"
     given += " --num-blocks 10 --max-model-len 99 --max-num-seqs 3 --max-num-batched-tokens 77 --recovery truncate"
     given += " --partial-reuse off --served-model-name me --threads 2 --log-level error"
+    given += " --pin-share 0.5 --scrub-rate 0 --reveal-cached-tokens on --lora x=/a/b --lora y=c=d"
     assert invoke(*given.split()).exit_code == 0
-    config, settings = started[0]
+    config, options = started[0]
     assert config == EngineConfig(
         model="some.gguf",
         dtype="bfloat16",
@@ -63,17 +65,34 @@ def test_every_option(started: list[tuple[EngineConfig, dict[str, Any]]]) -> Non
         recovery=Recovery.TRUNCATE,
         partial_reuse=False,
         threads=2,
+        pin_share=0.5,
+        scrub_rate=0.0,
     )
-    assert settings == {"host": "::1", "port": 0, "model_name": "me", "log_level": "error"}
+    assert options == ServeOptions(
+        host="::1",
+        port=0,
+        model_name="me",
+        adapters=(("x", "/a/b"), ("y", "c=d")),
+        reveal_cached_tokens=True,
+        log_level="error",
+    )
 
 
-def test_environment_variables_and_their_place(started: list[tuple[EngineConfig, dict[str, Any]]]) -> None:
+def test_environment_variables_and_their_place(started: Started) -> None:
     result = invoke(
-        "serve", "--port", "9", PAGEKV_PORT="8", PAGEKV_NUM_BLOCKS="7", PAGEKV_MODEL="m", PAGEKV_RECOVERY="truncate"
+        "serve",
+        "--port",
+        "9",
+        PAGEKV_PORT="8",
+        PAGEKV_NUM_BLOCKS="7",
+        PAGEKV_MODEL="m",
+        PAGEKV_RECOVERY="truncate",
+        PAGEKV_LORA="x=/a y=/b",
     )
     assert result.exit_code == 0
-    config, settings = started[0]
-    assert (settings["port"], config.num_blocks, config.model, config.recovery) == (9, 7, "m", Recovery.TRUNCATE)
+    config, options = started[0]
+    assert options.adapters == (("x", "/a"), ("y", "/b"))
+    assert (options.port, config.num_blocks, config.model, config.recovery) == (9, 7, "m", Recovery.TRUNCATE)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +107,7 @@ def test_environment_variables_and_their_place(started: list[tuple[EngineConfig,
         ("1TiB", 2**40),
     ],
 )
-def test_memory(started: list[tuple[EngineConfig, dict[str, Any]]], text: str, size: int) -> None:
+def test_memory(started: Started, text: str, size: int) -> None:
     assert invoke("serve", "--kv-memory", text).exit_code == 0
     assert started[0][0].kv_memory == size
 
@@ -116,6 +135,12 @@ def test_memory(started: list[tuple[EngineConfig, dict[str, Any]]], text: str, s
         ("--recovery", "pray", "truncate"),
         ("--partial-reuse", "maybe", "off"),
         ("--log-level", "loud", "debug"),
+        ("--pin-share", "1.5", "0.0<=x<=1.0"),
+        ("--pin-share", "nan", "no number"),
+        ("--scrub-rate", "-1", "0.0<=x<=1000000.0"),
+        ("--reveal-cached-tokens", "some", "off"),
+        ("--lora", "x", "not of the form name=path"),
+        ("--lora", "=x", "not of the form name=path"),
         ("--no-such-option", "1", "No such option"),
     ],
 )

@@ -44,9 +44,12 @@ NAMES = {
     "pagekv_evicted_blocks": "counter",
     "pagekv_published_blocks": "counter",
     "pagekv_hash_collisions": "counter",
+    "pagekv_checked_blocks": "counter",
+    "pagekv_corrupt_blocks": "counter",
     "pagekv_steps": "counter",
     "pagekv_failed_steps": "counter",
     "pagekv_blocks": "gauge",
+    "pagekv_pinned_blocks": "gauge",
 }
 
 
@@ -95,6 +98,9 @@ def test_totals_become_counters_and_gauges() -> None:
         prompt_tokens_copied=7,
         prompt_tokens_pending=16,
         prompt_tokens_computed=45,
+        checked_blocks=9,
+        corrupt_blocks=2,
+        pinned_blocks=4,
         step_tokens=20,
     )
     metrics.step(StepOutput(stats=stats))
@@ -108,6 +114,9 @@ def test_totals_become_counters_and_gauges() -> None:
     sources = ("computed", "reused", "copied", "pending")
     assert [value(got, "pagekv_prompt_tokens_total", source=source) for source in sources] == [45, 32, 7, 16]
     assert value(got, "vllm:iteration_tokens_total_sum") == 20
+    assert value(got, "pagekv_checked_blocks_total") == 9
+    assert value(got, "pagekv_corrupt_blocks_total") == 2
+    assert value(got, "pagekv_pinned_blocks") == 4
 
 
 @pytest.mark.parametrize("reason", list(FinishReason))

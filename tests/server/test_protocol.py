@@ -67,7 +67,7 @@ BOTH_REFUSE = [
 
 COMPLETION_REFUSES = [
     ("best_of", 2, "best_of"),
-    ("echo", True, "echo"),
+    ("echo", "yes", "echo"),
     ("suffix", "tail", "suffix"),
     ("logprobs", 21, "logprobs"),
     ("logprobs", True, "logprobs"),
