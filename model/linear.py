@@ -34,7 +34,7 @@ class Linear:
         for each in adapters:
             delta = each.adapter.deltas.get(self.name)
             if delta is not None:
-                output[each.rows] += delta(pad_rows(rows[each.rows]))[: each.rows.shape[0]]
+                output.index_add_(0, each.rows, delta(pad_rows(rows[each.rows]))[: each.rows.shape[0]])
         return output
 
 

@@ -84,6 +84,11 @@ class UnloadAdapter:
 
 
 @dataclass(frozen=True, slots=True)
+class ListAdapters:
+    """The adapters that requests may name. Answered by a tuple of AdapterInfo."""
+
+
+@dataclass(frozen=True, slots=True)
 class AdapterInfo:
     name: str
     path: str
@@ -91,4 +96,4 @@ class AdapterInfo:
     version: str  # hexadecimal digest of its weights and configuration
 
 
-Command = ChangeCache | PlanPrompt | LoadAdapter | UnloadAdapter
+Command = ChangeCache | PlanPrompt | LoadAdapter | UnloadAdapter | ListAdapters

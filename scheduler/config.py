@@ -41,4 +41,5 @@ class EngineConfig:
     pin_share: float = 0.25  # of the pool's blocks that may be pinned
     scrub_rate: float = 16.0  # published blocks checked per second; 0: never
     hash_bits: int = 128  # of block hashes; fewer only to test collisions
+    adapters: tuple[tuple[str, str], ...] = ()  # LoRA adapters loaded at start: name, peft directory
     threads: int | None = None  # compute threads; None: every core this process may use

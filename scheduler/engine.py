@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 
@@ -17,14 +18,27 @@ from cache.storage import KVStorage, PlaneShape, block_bytes
 from cache.tree import PrefixTree
 from model.attention.choose import choose_attention
 from model.config import ModelConfig
+from model.errors import AdapterError
 from model.load import LoadedModel, load_model
+from model.lora import load_adapter
 from model.network import Network
 from model.runner import Runner
 from model.sampler import SampledToken, Sampler, SamplingFailure, score
 from model.source import resolve
+from scheduler.adapters import Adapter, Adapters
 from scheduler.batch import Batch
 from scheduler.changes import CacheChanges
-from scheduler.commands import CacheTarget, ChangeCache, Command, CommandRefused, PlanPrompt
+from scheduler.commands import (
+    AdapterInfo,
+    CacheTarget,
+    ChangeCache,
+    Command,
+    CommandRefused,
+    ListAdapters,
+    LoadAdapter,
+    PlanPrompt,
+    UnloadAdapter,
+)
 from scheduler.config import EngineConfig, SchedulerConfig
 from scheduler.identities import Identities, Root
 from scheduler.inputs import flatten, sample_rows, scored_tokens
@@ -94,6 +108,9 @@ class Engine:
         self.pool = BlockPool(num_blocks)
         self.tree = PrefixTree(self.pool, size, BlockHasher(config.hash_bits))
         self._identities = Identities(self.identity, self.tree.has_root)
+        self._adapters = Adapters(lambda path: load_adapter(Path(path).expanduser(), model, dtype=dtype, device=device))
+        for name, path in config.adapters:
+            self._adapters.load(name, path)
         self._integrity = Integrity(self.pool, self.tree, self._storage.checksum)
         self._scrub_rate = config.scrub_rate
         self._scrubbed = self._clock()
@@ -140,18 +157,22 @@ class Engine:
         if request.params.prompt_logprobs is not None:  # a reused position has no logits
             request = replace(request, cache=replace(request.cache, read=False))
         try:
-            root = self._root(request)
+            root, adapter = self._root(request), self._adapter(request)
+            weights = None if adapter is None else adapter.weights
             others = [(other.hash, reason) for other, reason in self._identities.others(root)] if request.report else ()
-            self.scheduler.add(request, root.hash, self._clock(), others=others)
+            self.scheduler.add(request, root.hash, self._clock(), adapter=weights, others=others)
         except (RequestRefused, CommandRefused) as error:
             return _refusal(request, str(error))
         return None
 
     def _root(self, request: GenerationRequest) -> Root:
         """Where the request belongs in the cache. Raises CommandRefused for an adapter that is not loaded."""
-        if request.adapter is not None:
-            raise CommandRefused(f"there is no adapter {request.adapter!r}", "adapter")
-        return self._identities.root(None, None, request.cache_salt)
+        adapter = self._adapter(request)
+        version = None if adapter is None else adapter.version
+        return self._identities.root(request.adapter, version, request.cache_salt)
+
+    def _adapter(self, request: GenerationRequest) -> Adapter | None:
+        return None if request.adapter is None else self._adapters.get(request.adapter)
 
     def abort(self, request_id: str) -> RequestOutput | None:
         return self.scheduler.abort(request_id, self._clock())
@@ -172,7 +193,19 @@ class Engine:
                 root = self._root(request)
                 others = [(other.hash, reason) for other, reason in self._identities.others(root)]
                 return self.scheduler.plan(request, root.hash, others=others, reveal=reveal)
+            case LoadAdapter(name, path):
+                return self._load_adapter(name, path)
+            case UnloadAdapter(name):
+                return self._adapters.unload(name).info
+            case ListAdapters():
+                return tuple(adapter.info for adapter in self._adapters)
         raise CommandRefused(f"unknown command {command!r}")
+
+    def _load_adapter(self, name: str, path: str) -> AdapterInfo:
+        try:
+            return self._adapters.load(name, path).info
+        except AdapterError as error:
+            raise CommandRefused(str(error), "lora_path") from error
 
     def _roots_of(self, target: CacheTarget) -> list[Root]:
         """The roots a target is confined to."""
@@ -180,10 +213,10 @@ class Engine:
             return [self._root(GenerationRequest("", target.prompt, _NO_PARAMS, 0, target.cache_salt, target.adapter))]
         roots = list(self._identities)
         if target.adapter is not None:
-            return [root for root in roots if root.adapter == target.adapter]
-        if target.cache_salt is not None:
-            return [root for root in roots if root.identity.salt == target.cache_salt]
-        return roots
+            roots = [root for root in roots if root.adapter == target.adapter]
+        elif target.cache_salt is not None:
+            roots = [root for root in roots if root.identity.salt == target.cache_salt]
+        return list({root.hash: root for root in roots}.values())  # two names of one adapter share a root
 
     # -- the loop -----------------------------------------------------------------------------------------------------
 

@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from model.inputs import StepInputs
+from model.inputs import AdapterRows, StepInputs
+from model.lora import LoraAdapter
 from model.sampler import SampleRow
 from scheduler.batch import Batch, Span
 from scheduler.messages import SamplingParams
@@ -31,6 +32,7 @@ def flatten(batch: Batch, block_size: int, device: torch.device) -> StepInputs:
         kv_len=tuple(span.end for span in spans),
         block_tables=torch.from_numpy(tables).to(device),
         logit_rows=torch.from_numpy(_logit_rows(batch)).to(device),
+        adapters=_adapters(spans, device),
     )
 
 
@@ -83,6 +85,20 @@ def scored_tokens(batch: Batch) -> list[tuple[Request, int]]:
     return [
         (span.request, position + 1) for span in batch.spans for position in span.request.unscored(span.start, span.end)
     ]
+
+
+def _adapters(spans: list[Span], device: torch.device) -> tuple[AdapterRows, ...]:
+    """The flat indices of each adapter's spans; two versions of one adapter are two."""
+    rows: dict[LoraAdapter, list[NDArray[np.int64]]] = {}
+    start = 0
+    for span in spans:
+        end = start + span.end - span.start
+        if isinstance(adapter := span.request.adapter, LoraAdapter):
+            rows.setdefault(adapter, []).append(np.arange(start, end))
+        start = end
+    return tuple(
+        AdapterRows(torch.from_numpy(np.concatenate(parts)).to(device), adapter) for adapter, parts in rows.items()
+    )
 
 
 def _banned(request: Request, eos_token_ids: tuple[int, ...]) -> tuple[int, ...]:
