@@ -46,10 +46,13 @@ class Watched:
         adapter: str | None = None,
         cache: CacheControl | None = None,
         report: bool = False,
+        **params: object,
     ) -> str:
+        """Greedy unless `params` (of SamplingParams) say otherwise; to the last token, end of sequence or not."""
         self._count += 1
         name = f"request {self._count}"
-        sampling = SamplingParams(max_tokens=max_tokens, seed=0, temperature=0.0, ignore_eos=True)
+        defaults = {"seed": 0, "temperature": 0.0, "ignore_eos": True}
+        sampling = SamplingParams(max_tokens=max_tokens, **(defaults | params))  # type: ignore[arg-type]
         control = cache or CacheControl()
         request = GenerationRequest(name, tuple(prompt), sampling, priority, salt, adapter, control, report)
         refused = self.engine.add(request)
