@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Self
 
 from pydantic import Field, WithJsonSchema, model_validator
 
@@ -23,10 +23,12 @@ class CacheTargetBody(StrictModel):
     adapter: str | None = Field(None, min_length=1)
     cache_salt: Salt | None = None
     blocks: list[Annotated[int, Field(ge=0)]] | None = Field(None, min_length=1)
-    all: Literal[True] | None = None
+    all: bool | None = None
 
     @model_validator(mode="after")
     def check_target(self) -> Self:
+        if self.all is False:
+            raise conflict("all", "its only value is true")
         given = self.model_fields_set
         named = [name for name in TARGETS if name in given]
         if named[1:] == ["cache_salt"] and self.is_prompt:

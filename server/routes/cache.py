@@ -45,7 +45,7 @@ async def target_of(server: ServerState, body: CacheTargetBody) -> CacheTarget:
             block_hash=body.block_hash,
             adapter=body.adapter,
             cache_salt=body.cache_salt,
-            everything=body.all is not None,
+            everything=bool(body.all),
         )
     adapter = server.models.adapter(body.model)
     if body.messages is not None:

@@ -15,6 +15,7 @@ import httpx
 import uvicorn
 
 from scheduler.commands import AdapterInfo
+from scheduler.messages import EngineInfo
 from server.app import create_app
 from server.async_engine import AsyncEngine
 from server.state import ServerSettings
@@ -76,7 +77,23 @@ def serve(
 
     bridge = AsyncEngine(make)
     info = bridge.start()
-    app = create_app(bridge, info, tokenizer or ByteTokenizer(), settings or ServerSettings("toy"), adapters)  # type: ignore[arg-type]
+    with listening(bridge, info, tokenizer or ByteTokenizer(), settings or ServerSettings("toy"), adapters) as (
+        url,
+        http,
+    ):
+        yield Running(url, made[0], bridge, http)
+
+
+@contextmanager
+def listening(
+    bridge: AsyncEngine,
+    info: EngineInfo,
+    tokenizer: Any,
+    settings: ServerSettings,
+    adapters: Sequence[AdapterInfo] = (),
+) -> Iterator[tuple[str, uvicorn.Server]]:
+    """The address of a server around an engine that has started, and which ends with it."""
+    app = create_app(bridge, info, tokenizer, settings, adapters)
     listener = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(app, log_config=None, ws="none", timeout_graceful_shutdown=5)
     server = uvicorn.Server(config)
@@ -84,7 +101,7 @@ def serve(
     thread.start()
     try:
         until(lambda: server.started)
-        yield Running(f"http://127.0.0.1:{listener.getsockname()[1]}", made[0], bridge, server)
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}", server
     finally:
         server.should_exit = True
         thread.join()
