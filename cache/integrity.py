@@ -22,6 +22,9 @@ from cache.pool import BlockPool
 from cache.tree import PrefixTree, subtree
 
 
+LOOKS = 64
+
+
 @dataclass(slots=True)
 class Taint:
     """What a corrupt block may have spoilt: the nodes whose K/V must go, and unpublished blocks with copied slots.
@@ -69,12 +72,18 @@ class Integrity:
         return False
 
     def scrub(self, count: int, step: int) -> Iterator[Block]:
-        """Check the next `count` published blocks, round and round; yields the corrupt ones."""
-        for _ in range(min(len(self._pool.blocks), count)):
+        """Check the next `count` published blocks, round and round; yields the corrupt ones. Looks at no more than
+        `LOOKS` blocks for each one to check, lest an empty pool cost more than a full one."""
+        for _ in range(min(len(self._pool.blocks), count * LOOKS)):
             block = self._pool.blocks[self._next]
             self._next = (self._next + 1) % len(self._pool.blocks)
-            if block.published and block.checksum is not None and not self.check(block, step):
+            if not block.published or block.checksum is None:
+                continue
+            count -= 1
+            if not self.check(block, step):
                 yield block
+            if count == 0:
+                return
 
     def taint(self, corrupt: Block) -> Taint:
         """Follow the damage through descendants and copies. Rare, so it looks at every block."""

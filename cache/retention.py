@@ -42,8 +42,9 @@ class Retention:
         if node.ttl is not None and not node.awaits_expiry:
             node.awaits_expiry = True
             heapq.heappush(self._due, (now + node.ttl, next(self._order), node))
-        if pin and node.block is not None and not node.block.pinned and self._pool.pinned < self._max_pinned:
-            self._pool.pin(node.block)
+        block = node.block
+        if pin and block is not None and not (node.is_tail or block.pinned) and self._pool.pinned < self._max_pinned:
+            self._pool.pin(block)
 
     def expire(self, now: float) -> int:
         """Drop what has outlived its time and is in nobody's use. Returns the number of blocks."""
