@@ -68,6 +68,16 @@ class Adapter(click.ParamType[tuple[str, str]]):
         return name, path
 
 
+def without_doubles(
+    _: click.Context, param: click.Parameter, adapters: tuple[tuple[str, str], ...]
+) -> tuple[tuple[str, str], ...]:
+    names = [name for name, _ in adapters]
+    for name in names:
+        if names.count(name) > 1:
+            raise click.BadParameter(f"two adapters are called {name!r}.", param=param)
+    return adapters
+
+
 class Number(click.FloatRange):
     """A float within a range, which click's own range takes NaN for."""
 
@@ -151,6 +161,7 @@ def main() -> None:
     "--lora",
     multiple=True,
     type=Adapter(),
+    callback=without_doubles,
     help="A LoRA adapter to serve as a model of its own: name=directory. May be repeated.",
 )
 @option("--served-model-name", help="What clients call the model. [default: the model's own name]")
@@ -176,14 +187,15 @@ def serve(
 
     Without MODEL, serve SmolLM2-135M-Instruct.
     """
-    config = EngineConfig(recovery=Recovery(recovery), partial_reuse=partial_reuse == "on", **engine_options)
+    config = EngineConfig(
+        recovery=Recovery(recovery), partial_reuse=partial_reuse == "on", adapters=lora, **engine_options
+    )
     from server.serve import ServeError, ServeOptions, engine_thread, run
 
     options = ServeOptions(
         host=host,
         port=port,
         model_name=served_model_name,
-        adapters=lora,
         reveal_cached_tokens=reveal_cached_tokens == "on",
         log_level=log_level,
     )

@@ -15,7 +15,7 @@ from typing import NoReturn
 
 import uvicorn
 
-from scheduler.commands import AdapterInfo, CommandRefused, LoadAdapter
+from scheduler.commands import AdapterInfo, ListAdapters
 from scheduler.config import EngineConfig
 from scheduler.messages import EngineInfo, StepOutput
 from server.app import create_app
@@ -51,7 +51,6 @@ class ServeOptions:
     host: str = "127.0.0.1"
     port: int = 8000  # 0 picks a free one
     model_name: str | None = None  # None: the model's own
-    adapters: tuple[tuple[str, str], ...] = ()  # LoRA: (name, directory)
     reveal_cached_tokens: bool = False
     log_level: str = "info"
 
@@ -66,7 +65,7 @@ def run(make_engine: EngineFactory, options: ServeOptions) -> None:
                 options.model_name or info.model_name or Path(info.model_path).stem,
                 reveal_cached_tokens=options.reveal_cached_tokens,
             )
-            adapters = load_adapters(engine, options.adapters, settings.model_name)
+            adapters = list_adapters(engine, settings.model_name)
             listen(listener, engine, info, settings, adapters, options.log_level)
         finally:
             engine.stop_now()
@@ -122,20 +121,12 @@ def start_engine(make_engine: EngineFactory) -> tuple[AsyncEngine, EngineInfo]:
         raise ServeError(one_line(error)) from None
 
 
-def load_adapters(engine: AsyncEngine, wanted: Sequence[tuple[str, str]], model_name: str) -> list[AdapterInfo]:
-    """In the order given. Raises ServeError, naming the first that is bad."""
-    loaded: list[AdapterInfo] = []
-    for name, path in wanted:
-        try:
-            if name == model_name:
-                raise CommandRefused("this is the name of the model itself")
-            if any(name == other.name for other in loaded):
-                raise CommandRefused("another adapter has this name")
-            loaded.append(engine.call(LoadAdapter(name, path), AdapterInfo))
-        except Exception as error:
-            log.debug("an adapter did not load", exc_info=True)
-            raise ServeError(f"--lora {name}={path}: {one_line(error)}") from None
-    return loaded
+def list_adapters(engine: AsyncEngine, model_name: str) -> tuple[AdapterInfo, ...]:
+    """Those that the engine was started with. Raises ServeError where a client could not tell one from the model."""
+    adapters: tuple[AdapterInfo, ...] = engine.call(ListAdapters(), tuple)
+    if any(adapter.name == model_name for adapter in adapters):
+        raise ServeError(f"--lora {model_name}: this is the name of the model itself")
+    return adapters
 
 
 def listen(

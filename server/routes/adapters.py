@@ -12,8 +12,6 @@ from server.errors import BadRequest, UnknownAdapter
 from server.operator_protocol import LoadAdapterBody, UnloadAdapterBody
 from server.state import state_of
 
-FIELDS = {"name": "lora_name", "adapter": "lora_name", "path": "lora_path"}  # what the engine calls them, to what we do
-
 router = APIRouter()
 
 
@@ -27,11 +25,7 @@ async def load(request: Request) -> Response:
     if name == server.models.base:
         raise BadRequest(f"Invalid 'lora_name': {name!r} is the base model.", param="lora_name", code="invalid_value")
     async with server.models.changing:
-        try:
-            info = await server.engine.command(LoadAdapter(name, body.lora_path), AdapterInfo)
-        except BadRequest as error:
-            error.param = FIELDS.get(error.param or "", error.param)
-            raise
+        info = await server.engine.command(LoadAdapter(name, body.lora_path), AdapterInfo)
         served = server.models.get(name)
         if served is not None and served.info.version == info.version:
             if not body.load_inplace:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 
-from scheduler.commands import Command, CommandRefused
+from scheduler.commands import Command, CommandRefused, ListAdapters
 from scheduler.engine_thread import EngineGone
 from scheduler.messages import (
     EngineInfo,
@@ -52,6 +52,8 @@ HELLO = say("hello")
 
 
 def refuse(command: Command) -> object:
+    if isinstance(command, ListAdapters):
+        return ()
     raise CommandRefused(f"a fake engine does not know {type(command).__name__}", "adapter")
 
 

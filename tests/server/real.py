@@ -12,7 +12,7 @@ import httpx
 import torch
 from transformers import PreTrainedModel
 
-from scheduler.commands import AdapterInfo, LoadAdapter
+from scheduler.commands import AdapterInfo, ListAdapters
 from scheduler.config import EngineConfig
 from scheduler.engine_thread import EngineThread
 from server.async_engine import AsyncEngine
@@ -79,11 +79,12 @@ def serve_real(
         num_blocks=num_blocks,
         block_size=block_size,
         scrub_rate=0.0,
+        adapters=tuple((name, str(path)) for name, path in (adapters or {}).items()),
         threads=1,
     )
     bridge = AsyncEngine(lambda deliver: EngineThread(config, deliver, progress=False))
     info = bridge.start()
-    loaded = [bridge.call(LoadAdapter(name, str(path)), AdapterInfo) for name, path in (adapters or {}).items()]
+    loaded: tuple[AdapterInfo, ...] = bridge.call(ListAdapters(), tuple)
     tokenizer = Tokenizer.load(info.model_path)
     with listening(bridge, info, tokenizer, settings or ServerSettings("tiny"), loaded) as (url, _):
         yield RealServer(url)

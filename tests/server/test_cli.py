@@ -40,6 +40,11 @@ def invoke(*arguments: str, **environment: str) -> Result:
     return CliRunner().invoke(main, arguments, env=environment)
 
 
+def test_two_adapters_of_one_name(started: Started) -> None:
+    result = invoke("serve", "--lora", "x=/a", "--lora", "x=/b")
+    assert result.exit_code == 2 and "two adapters are called 'x'" in result.output and not started
+
+
 def test_defaults_are_the_engines(started: Started) -> None:
     assert invoke("serve").exit_code == 0
     assert started == [(EngineConfig(), ServeOptions())]
@@ -67,12 +72,12 @@ def test_every_option(started: Started) -> None:
         threads=2,
         pin_share=0.5,
         scrub_rate=0.0,
+        adapters=(("x", "/a/b"), ("y", "c=d")),
     )
     assert options == ServeOptions(
         host="::1",
         port=0,
         model_name="me",
-        adapters=(("x", "/a/b"), ("y", "c=d")),
         reveal_cached_tokens=True,
         log_level="error",
     )
@@ -91,7 +96,7 @@ def test_environment_variables_and_their_place(started: Started) -> None:
     )
     assert result.exit_code == 0
     config, options = started[0]
-    assert options.adapters == (("x", "/a"), ("y", "/b"))
+    assert config.adapters == (("x", "/a"), ("y", "/b"))
     assert (options.port, config.num_blocks, config.model, config.recovery) == (9, 7, "m", Recovery.TRUNCATE)
 
 

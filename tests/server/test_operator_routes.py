@@ -51,7 +51,7 @@ def answer(command: Command) -> object:
             return PLAN
         case LoadAdapter(name, path):
             if "bad" in path:
-                raise CommandRefused(f"{path} has no adapter_config.json", "path")
+                raise CommandRefused(f"{path} has no adapter_config.json", "lora_path")
             return AdapterInfo(name, path, 8, path)
         case UnloadAdapter(name):
             return AdapterInfo(name, "", 8, "")
