@@ -21,7 +21,6 @@ from cache.node import PrefixNode
 from cache.pool import BlockPool
 from cache.tree import PrefixTree, subtree
 
-
 LOOKS = 64
 
 
