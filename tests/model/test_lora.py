@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -48,7 +48,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "rank_pattern": {r"layers\.[12].*v_proj": 17},
         "alpha_pattern": {"v_proj": 40, r"self_attn\.[qk]_proj": 1},
     },
-    "begun as eva, with dropout": {"init_lora_weights": "orthogonal", "lora_dropout": 0.5},
+    "begun orthogonal, with dropout": {"init_lora_weights": "orthogonal", "lora_dropout": 0.5},
 }
 
 
@@ -313,10 +313,6 @@ def test_values_that_do_not_fit(saved: Path, values: dict[str, Any], said: str) 
     edit_config(saved, **values)
     with pytest.raises(AdapterError, match=said):
         load(saved)
-
-
-def _without(name: str) -> Callable[[dict[str, torch.Tensor]], None]:
-    return lambda tensors: tensors.pop(name) and None
 
 
 NAME = "base_model.model.model.layers.1.mlp.up_proj.lora_B.weight"
