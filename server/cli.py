@@ -170,7 +170,7 @@ def main() -> None:
     "--log-level",
     default="info",
     type=click.Choice(["debug", "info", "warning", "error"]),
-    help="debug also logs each HTTP request.",
+    help="debug also logs each HTTP request, and what it found in the cache.",
 )
 def serve(
     host: str,

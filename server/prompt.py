@@ -124,7 +124,7 @@ def room_for_output(prompt_tokens: int, wanted: int | None, default: int | None,
     """
     room = info.max_model_len - prompt_tokens
     if room < (wanted or 1):
-        raise ContextTooLong(prompt_tokens, wanted, info.max_model_len, param=param)
+        raise ContextTooLong(prompt_tokens, wanted or None, info.max_model_len, param=param)
     if wanted is not None:
         return wanted
     return room if default is None else min(default, room)

@@ -9,9 +9,19 @@ from typing import Any
 
 import pytest
 
-from scheduler.messages import FinishReason, GenerationRequest, RequestOutput, SamplingParams, StepOutput
-from server.async_engine import AsyncEngine
-from server.errors import EngineFailure, Unavailable
+from scheduler.commands import AdapterInfo, ListAdapters, UnloadAdapter
+from scheduler.messages import (
+    CacheReport,
+    FinishReason,
+    GenerationRequest,
+    PromptUsage,
+    RequestOutput,
+    SamplingParams,
+    StepOutput,
+    TokenLogprobs,
+)
+from server.async_engine import AsyncEngine, OutputStream
+from server.errors import BadRequest, EngineFailure, Unavailable
 from tests.server.fake_engine import HELLO, FakeEngine
 
 
@@ -101,6 +111,44 @@ def test_tokens_made_before_a_failure_are_read_before_it() -> None:
             assert [output.finish_reason for output in outputs] == [None, FinishReason.ERROR]
 
     asyncio.run(main())
+
+
+def test_what_comes_with_the_first_token_is_kept_when_outputs_are_merged() -> None:
+    usage = PromptUsage(3, reused=0, copied=0, pending=0, computed=3)
+    report = CacheReport(3, 0, ((0, 3),), 0, 0, 0, 0, ())
+    scored = (None, TokenLogprobs(2, -0.5, 1), TokenLogprobs(3, -0.5, 1))
+    first = RequestOutput("a", (65,), usage=usage, report=report, prompt_logprobs=scored, time_to_first_token=0.25)
+
+    async def run() -> RequestOutput:
+        async with bridge() as (engine, _, _):
+            stream = OutputStream(engine, 1)
+            for output in (first, RequestOutput("a", (66,)), RequestOutput("a", (67,), num_generated=3)):
+                stream.push(0, output)
+            return (await anext(stream))[1]
+
+    merged = asyncio.run(run())
+    assert (merged.token_ids, merged.num_generated) == ((65, 66, 67), 3)
+    assert (merged.usage, merged.report, merged.prompt_logprobs) == (usage, report, scored)
+    assert merged.time_to_first_token == 0.25
+
+
+def test_commands() -> None:
+    async def run() -> None:
+        async with bridge() as (engine, fake, _):
+            assert await engine.command(ListAdapters(), tuple) == ()
+            with pytest.raises(BadRequest, match="does not know UnloadAdapter") as refused:
+                await engine.command(UnloadAdapter("x"), AdapterInfo)
+            assert refused.value.param == "adapter"
+            with pytest.raises(TypeError, match="answered with tuple where AdapterInfo was due"):
+                await engine.command(ListAdapters(), AdapterInfo)
+            fake.die()
+            with pytest.raises(EngineFailure, match="died"):
+                await engine.command(ListAdapters(), tuple)
+            await engine.stop()
+            with pytest.raises(Unavailable):
+                await engine.command(ListAdapters(), tuple)
+
+    asyncio.run(run())
 
 
 def test_cancelling_the_reader_aborts() -> None:

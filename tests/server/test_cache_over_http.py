@@ -21,6 +21,7 @@ from tests.server.real import RealServer, serve_real
 
 FIELDS = ["prompt_tokens", "valid_prefix", "computed", "reused", "copied", "loaded", "pending", "blocks"]
 BLOCK_FIELDS = ["index", "start", "end", "hash", "status", "tier", "reason", "first_difference"]
+RECOMPUTED = 'pagekv_recomputed_tokens_total{model_name="tiny"}'
 
 
 @pytest.fixture(scope="module")
@@ -140,6 +141,7 @@ def test_streams_go_on_undisturbed(server: RealServer, prompt: list[int], path: 
     expected = server.complete(prompt, 60, cache_salt="quiet")["choices"][0]["text"]
     target = {"all": True} if everything else {"prompt": prompt, "blocks": [2, 5]}
     changed = threading.Event()
+    before = metrics(server)[RECOMPUTED]
     texts = ["", "", ""]
 
     def listen(index: int) -> None:
@@ -158,6 +160,8 @@ def test_streams_go_on_undisturbed(server: RealServer, prompt: list[int], path: 
     for thread in threads:
         thread.join()
     assert changed.is_set() and texts == [expected] * 3
+    again = metrics(server)[RECOMPUTED] - before
+    assert again > 0 if path == "/v1/cache/drop" else again == 0  # detached requests keep what they hold
     assert server.complete(prompt, 60)["choices"][0]["text"] == expected
 
 

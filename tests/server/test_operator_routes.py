@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from collections.abc import Iterator
 from typing import Any
@@ -263,6 +264,20 @@ def test_echo_of_text_and_of_ids(server: Running) -> None:
         assert (choice["text"], choice["logprobs"]) == ("abh", None)  # a stop string of the prompt stops nothing
     assert [request.params.prompt_logprobs for request in server.engine.submitted] == [2, None, 2, None]
     assert [request.cache.read for request in server.engine.submitted] == [False, True, False, True]
+
+
+def test_an_echo_alone_is_streamed_too(server: Running) -> None:
+    body = {"prompt": "ab", "max_tokens": 0, "echo": True, "logprobs": 0, "stream": True}
+    lines = [line for line in server.post("/v1/completions", body).text.split("\n\n") if line]
+    choices = [json.loads(line.removeprefix("data: "))["choices"][0] for line in lines[:-1]]
+    assert [(choice["text"], choice["finish_reason"]) for choice in choices] == [("ab", None), ("", "length")]
+    assert choices[0]["logprobs"]["tokens"] == ["a", "b"] and choices[1]["logprobs"] is None
+
+
+def test_an_echo_alone_needs_room_for_the_token_that_is_made_all_the_same(server: Running) -> None:
+    body = {"prompt": "x" * 512, "max_tokens": 0, "echo": True}
+    message = error_of(server.post("/v1/completions", body), 400)["message"]
+    assert "512 tokens of prompt and room for at least 1 token" in message
 
 
 def test_an_echo_and_prompt_logprobs_keep_to_their_own_numbers(server: Running) -> None:
