@@ -60,5 +60,5 @@ class Retention:
                 dropped += 1
             else:
                 node.awaits_expiry = True
-                heapq.heappush(self._due, (max(due, now + 1.0), next(self._order), node))
+                heapq.heappush(self._due, (due if due > now else now + 1.0, next(self._order), node))
         return dropped
