@@ -148,8 +148,8 @@ class EngineThread:
     def _take(self, engine: Engine) -> bool:
         """Take all that is in the inbox, waiting for something if there is nothing to do. False to end."""
         said: list[RequestOutput] = []
-        going = True
-        while going and not (self._inbox.empty() and (engine.has_work or said)):
+        going, changed = True, False
+        while going and not (self._inbox.empty() and (engine.has_work or said or changed)):
             try:
                 item = self._inbox.get(timeout=IDLE)
             except queue.Empty:
@@ -162,10 +162,11 @@ class EngineThread:
                 output = engine.abort(item)
             elif isinstance(item, _Call):
                 item.run(engine)
+                changed = True  # a dropped block shows in the gauges before anybody asks for anything
             else:
                 output = engine.add(item)
             if output is not None:
                 said.append(output)
-        if said:
+        if said or changed:
             self._deliver(StepOutput(tuple(said), engine.stats()))
         return going
