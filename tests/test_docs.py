@@ -24,7 +24,9 @@ def options_table() -> str:
         if not isinstance(option, click.Option) or not option.help:
             continue
         text, _, told = option.help.partition("[default: ")
-        default = told.rstrip("]") if told else f"`{option.default}`" if isinstance(option.default, str | int | float) else ""
+        default = (
+            told.rstrip("]") if told else f"`{option.default}`" if isinstance(option.default, str | int | float) else ""
+        )
         choices = ", ".join(f"`{choice}`" for choice in getattr(option.type, "choices", ()))
         rows.append(f"| `{option.opts[0]}` | {default} | {text.strip()}{f' One of {choices}.' if choices else ''} |")
     return "\n".join(rows)
