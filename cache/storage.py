@@ -44,6 +44,8 @@ class KVStorage:
         device: torch.device,
     ) -> None:
         elements = sum(plane.heads * block_size * plane.width for layer in layers for plane in layer)
+        self.num_blocks = num_blocks
+        self.device = device
         self.block_bytes = elements * dtype.itemsize
         self._blocks = _zeros(num_blocks, elements, dtype, device)  # [num_blocks, elements]
         self.layers: list[tuple[torch.Tensor, ...]] = []

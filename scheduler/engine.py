@@ -76,72 +76,51 @@ class Engine:
         self, config: EngineConfig, *, progress: bool = False, clock: Callable[[], float] = time.monotonic
     ) -> None:
         torch.set_num_threads(config.threads or usable_cores())
-        device = _choose_device(config.device)
-        dtype = _choose_dtype(config.dtype, device)
-        loaded = load_model(resolve(config.model), dtype=dtype, device=device, progress=progress)
         self._clock = clock
-        self._device = device
-        self._build(config, loaded, dtype)
-
-    def _build(self, config: EngineConfig, loaded: LoadedModel, dtype: torch.dtype) -> None:
-        model, size, device = loaded.config, config.block_size, self._device
-        network = Network(model, loaded.weights, device=device, dtype=dtype)
+        self._device = _choose_device(config.device)
+        dtype = _choose_dtype(config.dtype, self._device)
+        loaded = load_model(resolve(config.model), dtype=dtype, device=self._device, progress=progress)
+        model = loaded.config
+        network = Network(model, loaded.weights, device=self._device, dtype=dtype)
         loaded.weights.clear()  # the network has fused copies of its own
-        layers = _planes(model)
-        bytes_a_block = block_bytes(size, layers, dtype)
-        num_blocks = choose_num_blocks(config.num_blocks, config.kv_memory, _free_memory(device), bytes_a_block)
-        max_model_len = choose_max_model_len(
-            config.max_model_len, model.max_positions, model.sliding_window, num_blocks * size
+        num_blocks = choose_num_blocks(
+            config.num_blocks,
+            config.kv_memory,
+            _free_memory(self._device),
+            block_bytes(config.block_size, _planes(model), dtype),
         )
-        self._storage = KVStorage(num_blocks, size, layers, dtype, device)
-        attention = choose_attention(device, dtype, model.head_dim, size)
+        limits = _limits(config, model, num_blocks)
+        self._storage = KVStorage(num_blocks, config.block_size, _planes(model), dtype, self._device)
+        attention = choose_attention(self._device, dtype, model.head_dim, config.block_size)
         self.runner = Runner(network, attention, self._storage.layers)
         self._sampler = Sampler(model.vocab_size)
+        self.info = _info(config, loaded, limits, self._storage, dtype)
+        self._set_up_cache(config, loaded, limits, dtype)
+        self._adapters = Adapters(
+            lambda path: load_adapter(Path(path).expanduser(), model, dtype=dtype, device=self._device)
+        )
+        for name, path in config.adapters:
+            self._adapters.load(name, path)
+
+    def _set_up_cache(
+        self, config: EngineConfig, loaded: LoadedModel, limits: SchedulerConfig, dtype: torch.dtype
+    ) -> None:
         self.identity = CacheIdentity(
             model=loaded.digest,
             compute_dtype=str(dtype),
             kv_dtype=str(dtype),
             numerics=self.runner.numerics,
             layout=LAYOUT,
-            block_size=size,
+            block_size=config.block_size,
         )
-        self.pool = BlockPool(num_blocks)
-        self.tree = PrefixTree(self.pool, size, BlockHasher(config.hash_bits))
+        self.pool = BlockPool(self.info.num_blocks)
+        self.tree = PrefixTree(self.pool, config.block_size, BlockHasher(config.hash_bits))
         self._identities = Identities(self.identity, self.tree.has_root)
-        self._adapters = Adapters(lambda path: load_adapter(Path(path).expanduser(), model, dtype=dtype, device=device))
-        for name, path in config.adapters:
-            self._adapters.load(name, path)
         self._integrity = Integrity(self.pool, self.tree, self._storage.checksum)
         self._scrub_rate = config.scrub_rate
         self._scrubbed = self._clock()
-        limits = SchedulerConfig(
-            max_num_seqs=config.max_num_seqs,
-            max_num_batched_tokens=config.max_num_batched_tokens,
-            max_model_len=max_model_len,
-            recovery=config.recovery,
-            partial_reuse=config.partial_reuse,
-            pin_share=config.pin_share,
-        )
-        self.scheduler = Scheduler(self.pool, self.tree, limits, model.eos_token_ids, self._integrity)
-        self._changes = CacheChanges(self.tree, self.scheduler, bytes_a_block)
-        name = str(dtype).removeprefix("torch.")
-        self.info = EngineInfo(
-            model_path=str(loaded.source.path),
-            model_name=loaded.source.name,
-            vocab_size=model.vocab_size,
-            max_model_len=max_model_len,
-            eos_token_ids=model.eos_token_ids,
-            block_size=size,
-            num_blocks=num_blocks,
-            dtype=name,
-            kv_dtype=name,
-            block_bytes=bytes_a_block,
-            max_num_seqs=config.max_num_seqs,
-            max_num_batched_tokens=config.max_num_batched_tokens,
-            recovery=str(config.recovery),
-            partial_reuse=config.partial_reuse,
-            device=str(device),
-        )
+        self.scheduler = Scheduler(self.pool, self.tree, limits, loaded.config.eos_token_ids, self._integrity)
+        self._changes = CacheChanges(self.tree, self.scheduler, self._storage.block_bytes)
 
     # -- requests -----------------------------------------------------------------------------------------------------
 
@@ -298,6 +277,42 @@ class Engine:
             failed_steps=totals.failed_steps,
             step_tokens=totals.step_tokens,
         )
+
+
+def _limits(config: EngineConfig, model: ModelConfig, num_blocks: int) -> SchedulerConfig:
+    return SchedulerConfig(
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_model_len=choose_max_model_len(
+            config.max_model_len, model.max_positions, model.sliding_window, num_blocks * config.block_size
+        ),
+        recovery=config.recovery,
+        partial_reuse=config.partial_reuse,
+        pin_share=config.pin_share,
+    )
+
+
+def _info(
+    config: EngineConfig, loaded: LoadedModel, limits: SchedulerConfig, storage: KVStorage, dtype: torch.dtype
+) -> EngineInfo:
+    name = str(dtype).removeprefix("torch.")
+    return EngineInfo(
+        model_path=str(loaded.source.path),
+        model_name=loaded.source.name,
+        vocab_size=loaded.config.vocab_size,
+        max_model_len=limits.max_model_len,
+        eos_token_ids=loaded.config.eos_token_ids,
+        block_size=config.block_size,
+        num_blocks=storage.num_blocks,
+        dtype=name,
+        kv_dtype=name,
+        block_bytes=storage.block_bytes,
+        max_num_seqs=limits.max_num_seqs,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
+        recovery=str(limits.recovery),
+        partial_reuse=limits.partial_reuse,
+        device=str(storage.device),
+    )
 
 
 def _planes(model: ModelConfig) -> Sequence[Sequence[PlaneShape]]:
