@@ -17,8 +17,13 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
-ROW_MULTIPLE = 16
-"""Rows per tile: a multiple of every register tile that MKL was seen to use (4 with AVX2, 4 and 8 with AVX-512)."""
+ROW_MULTIPLE = 4 if torch.backends.cpu.get_cpu_capability() == "AVX2" else 16
+"""Rows per tile, in which a decode step of few requests is computed: the fewest that were shown to be exact.
+
+With AVX2 every multiple of 4 gave equal bits, in all shapes and thread counts tried (docs/log.md), and a decode step of
+one request takes two thirds of the time it takes with 16. Elsewhere a multiple of every tile that MKL was seen to use
+(4 and 8 with AVX-512), with room to spare.
+"""
 
 
 def padded_rows(count: int, device: torch.device) -> int:

@@ -73,10 +73,13 @@ def test_silu_is_silu() -> None:
 
 
 def test_padding() -> None:
-    assert [padded_rows(count, CPU) for count in (0, 1, ROW_MULTIPLE, ROW_MULTIPLE + 1)] == [0, 16, 16, 32]
+    tile = ROW_MULTIPLE
+    assert tile % 4 == 0
+    assert [padded_rows(count, CPU) for count in (0, 1, tile, tile + 1)] == [0, tile, tile, 2 * tile]
     assert padded_rows(1, torch.device("cuda")) == 1
-    rows = torch.ones(16, 3)
+    rows = torch.ones(tile, 3)
     assert pad_rows(rows) is rows
+    assert pad_rows(rows[:2]).shape == (tile, 3)
     assert pad_rows(rows[:2]).sum() == 6
 
 
