@@ -38,26 +38,19 @@ def test_nothing_of_a_failed_step_is_kept() -> None:
     assert world.tokens["again"] == dense(P[:10], 1)
 
 
-def test_a_failed_steps_blocks_are_zeroed_from_the_first_slot_that_was_not_valid() -> None:
+@pytest.mark.parametrize(("held", "first"), [(False, 0), (True, 2)])
+def test_a_failed_steps_blocks_are_zeroed_but_for_the_valid_slots_of_one_still_held(held: bool, first: int) -> None:
     world = small(budget=6)
     world.add("a", P[:10], 3)
     world.step()
     batch = world.scheduler.schedule(world.clock)
     block = batch.spans[0].request.table[1]
     assert block is not None and block.written == 2
+    if held:
+        world.pool.share(block)  # by one that is not in the batch
     world.scheduler.fail(batch, "made to fail", world.clock)
-    assert (block.block_id, 0) in world.scheduler.to_zero
-
-
-def test_a_block_that_another_request_still_holds_keeps_its_valid_slots() -> None:
-    world = small(budget=10)
-    world.add("writer", [*P[:8], 50, 51, 52], 3)
-    world.add("sharer", [*P[:8], 60], 3)
-    world.step(fail=True)  # blocks 0 and 1 were shared before they were written
-    assert world.ends["writer"] == [FinishReason.ERROR] and not world.ends["sharer"]
-    world.check()
-    world.run()
-    assert world.tokens["sharer"] == dense([*P[:8], 60], 3)
+    assert (block.block_id, first) in world.scheduler.to_zero
+    assert len(world.scheduler.to_zero) == len(batch.planned)
 
 
 def test_logits_that_are_not_finite_fail_their_request_only() -> None:
