@@ -19,6 +19,10 @@ EDITED = 39  # position of its 40th token
 DECODE_PROMPT, DECODE_TOKENS = 32, 128
 
 
+def random_prompt(rng: random.Random, tokens: int) -> list[int]:
+    return [rng.randint(FIRST_TOKEN_ID, LAST_TOKEN_ID) for _ in range(tokens)]
+
+
 @dataclass(frozen=True, slots=True)
 class Sample:
     """Numbers of one quantity over the repetitions of a case."""
@@ -45,7 +49,7 @@ class Bench:
     repeats: int
 
     def prompt(self, tokens: int) -> list[int]:
-        return [self.rng.randint(FIRST_TOKEN_ID, LAST_TOKEN_ID) for _ in range(tokens)]
+        return random_prompt(self.rng, tokens)
 
     async def ask(self, prompt: Sequence[int], max_tokens: int = 1) -> Answer:
         return await complete(self.client, self.model, prompt, max_tokens)

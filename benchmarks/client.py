@@ -50,6 +50,15 @@ async def served_model(client: httpx.AsyncClient) -> Model:
     return Model(first["id"], first.get("max_model_len"))
 
 
+async def drop_blocks(client: httpx.AsyncClient, model: str, prompt: Sequence[int], blocks: Sequence[int]) -> int:
+    """Has the server give up the K/V of these blocks of a prompt; returns how many it gave up."""
+    body = {"model": model, "prompt": list(prompt), "blocks": list(blocks)}
+    response = await client.post("/v1/cache/drop", json=body)
+    if response.status_code != 200:
+        raise BenchmarkError(f"{response.status_code}: {response.content[:500]!r}")
+    return int(response.json()["blocks"])
+
+
 async def complete(client: httpx.AsyncClient, model: str, prompt: Sequence[int], max_tokens: int) -> Answer:
     """Sends token ids, greedy and deaf to end-of-sequence, so that every run does the same work.
 

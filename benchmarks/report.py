@@ -15,7 +15,6 @@ import psutil
 
 from benchmarks.cases import Case, Result
 
-BEGIN, END = "<!-- benchmark:begin -->", "<!-- benchmark:end -->"
 # Instructions that decide how fast a network runs on a CPU.
 TELLING_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "bf16", "sve")
 
@@ -59,25 +58,29 @@ def table(results: Mapping[Case, Result]) -> str:
 
 def document(results: Mapping[Case, Result], about: Mapping[str, Any]) -> str:
     """One line of JSON: what was run and where, then per case and quantity the median, the values and their unit."""
-    cases = {
-        case.name: {
-            name: {
-                "unit": sample.unit,
-                "median": round(sample.median, 3),
-                "values": [round(v, 3) for v in sample.values],
-            }
-            for name, sample in result.items()
-        }
-        for case, result in results.items()
-    }
+    cases = {case.name: samples_json(result) for case, result in results.items()}
     return json.dumps({"benchmark": "serve", **about, "results": cases})
 
 
-def put_between_markers(readme: Path, text: str) -> None:
-    """Replaces what stands between the two marker comments of `readme`. Raises ValueError if they are not there."""
+def samples_json(result: Result) -> dict[str, Any]:
+    """Per quantity its unit, median and values."""
+    return {
+        name: {"unit": sample.unit, "median": round(sample.median, 3), "values": [round(v, 3) for v in sample.values]}
+        for name, sample in result.items()
+    }
+
+
+def markers(name: str) -> tuple[str, str]:
+    """The two comments between which README keeps the results called `name`."""
+    return f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
+
+
+def put_between_markers(readme: Path, text: str, name: str) -> None:
+    """Replaces what stands between the marker comments of `name`. Raises ValueError if they are not there."""
+    first, last = markers(name)
     content = readme.read_text(encoding="utf-8")
-    before, begin, rest = content.partition(BEGIN)
-    _, end, after = rest.partition(END)
+    before, begin, rest = content.partition(first)
+    _, end, after = rest.partition(last)
     if not (begin and end):
-        raise ValueError(f"{readme} has no {BEGIN} ... {END}")
-    readme.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}", encoding="utf-8")
+        raise ValueError(f"{readme} has no {first} ... {last}")
+    readme.write_text(f"{before}{first}\n{text}\n{last}{after}", encoding="utf-8")

@@ -81,7 +81,7 @@ def main(base: str | None, serve_args: str, cases: str, repeats: int, seed: int,
     table = report.table(results)
     print(f"\n{heading}\n\n{table}\n")
     if write_readme:
-        report.put_between_markers(README, f"{heading}\n\n{table}")
+        report.put_between_markers(README, f"{heading}\n\n{table}", "benchmark")
     print(report.document(results, about))
 
 

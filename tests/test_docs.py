@@ -9,7 +9,7 @@ import click
 import pytest
 
 from benchmarks.cases import CASES, Case, Result, Sample
-from benchmarks.report import BEGIN, END, document, put_between_markers, table
+from benchmarks.report import document, markers, put_between_markers, table
 from server.cli import serve
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -72,16 +72,21 @@ def test_a_benchmark_is_told_by_its_median_and_range() -> None:
 
 def test_a_benchmark_is_written_between_the_markers_alone(tmp_path: Path) -> None:
     readme = tmp_path / "README.md"
-    readme.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n", encoding="utf-8")
-    put_between_markers(readme, "new")
-    put_between_markers(readme, "newer")
-    assert readme.read_text(encoding="utf-8") == f"before\n{BEGIN}\nnewer\n{END}\nafter\n"
-    readme.write_text(f"{END} {BEGIN}", encoding="utf-8")
+    begin, end = markers("one")
+    readme.write_text(f"before\n{begin}\nold\n{end}\nafter\n", encoding="utf-8")
+    put_between_markers(readme, "new", "one")
+    put_between_markers(readme, "newer", "one")
+    assert readme.read_text(encoding="utf-8") == f"before\n{begin}\nnewer\n{end}\nafter\n"
     with pytest.raises(ValueError, match="has no"):
-        put_between_markers(readme, "new")
+        put_between_markers(readme, "new", "two")
+    readme.write_text(f"{end} {begin}", encoding="utf-8")
+    with pytest.raises(ValueError, match="has no"):
+        put_between_markers(readme, "new", "one")
 
 
-def test_readme_has_the_place_for_measurements() -> None:
+@pytest.mark.parametrize("name", ["benchmark", "block-loss"])
+def test_readme_has_the_places_for_measurements(name: str) -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert readme.count(BEGIN) == readme.count(END) == 1
-    assert readme.index(BEGIN) < readme.index(END)
+    begin, end = markers(name)
+    assert readme.count(begin) == readme.count(end) == 1
+    assert readme.index(begin) < readme.index(end)
