@@ -114,7 +114,8 @@ def told(curve: Curve, share: int) -> str:
 
 def table(curve: Curve) -> str:
     """Markdown: one row a share; medians, with the range of the times."""
-    rows = ["| blocks lost | " + " | ".join(f"{policy}: tokens computed | time to first token" for policy in POLICIES) + " |"]
+    columns = " | ".join(f"{policy}: tokens computed | time to first token" for policy in POLICIES)
+    rows = [f"| blocks lost | {columns} |"]
     rows.append("|---|" + "---:|---:|" * len(POLICIES))
     for share in SHARES:
         cells = [f"{share} %"]
