@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks.cases import CASES, Case, Result, Sample
 from benchmarks.report import document, markers, put_between_markers, table
+from cache.reason import MissReason
 from server.cli import serve
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -57,6 +58,30 @@ def test_files_named_in_the_structure_exist() -> None:
     names = re.findall(r"`((?:server|scheduler|cache|model|tests)/[\w/.]*)`", text)
     assert len(names) > 10
     assert [name for name in names if not (ROOT / name).exists()] == []
+
+
+def claims() -> dict[str, list[tuple[str, str]]]:
+    """docs/recovery.md's table of tests: claim -> (file, name of a test in it)."""
+    text = (ROOT / "docs" / "recovery.md").read_text(encoding="utf-8")
+    found = {}
+    for claim, cell in re.findall(r"^\| ([FP]\d+) \| (.+) \|$", text, re.MULTILINE):
+        files = re.findall(r"\(\.\./(tests/[\w/]+\.py)\): ([^<]+)", cell)
+        found[claim] = [(file, name) for file, names in files for name in re.findall(r"`(\w+)`", names)]
+    return found
+
+
+def test_every_claim_of_recovery_names_tests_that_exist() -> None:
+    assert list(claims()) == [*(f"F{n}" for n in range(1, 10)), *(f"P{n}" for n in range(1, 12))]
+    for claim, tests in claims().items():
+        assert tests, claim
+        for file, name in tests:
+            assert re.search(rf"^(async )?def {name}\(", (ROOT / file).read_text("utf-8"), re.MULTILINE), (claim, name)
+
+
+def test_recovery_lists_the_reasons() -> None:
+    text = (ROOT / "docs" / "recovery.md").read_text(encoding="utf-8")
+    section = text.partition("\n## Reasons\n")[2].partition("\n## ")[0]
+    assert re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE) == [str(reason) for reason in MissReason]
 
 
 def results() -> dict[Case, Result]:
