@@ -103,8 +103,8 @@ def option(name: str, **settings: Any) -> Callable[[Command], Command]:
 def quiet_threads() -> None:
     """Compute threads that wait for one another sleep instead of spinning; to be said before torch is loaded.
 
-    A thread that spins for a peer which is not running takes the core the peer needs. With one other busy process on
-    two cores that made a step 5 to 14 times slower, and on an idle machine it gained nothing (docs/log.md).
+    A thread that spins for a peer which is not running takes the core the peer needs: with other work on the cores a
+    step was 3 to 14 times slower. Sleeping costs 10 to 20 % on an idle machine (docs/log.md).
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
