@@ -10,10 +10,20 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from scheduler.messages import FinishReason
-from tests.scheduler.world import World, dense
+from cache.identity import BlockHash
+from scheduler.messages import CacheControl, FinishReason
+from tests.scheduler.world import IDENTITY, World, dense
 
 STEMS = [[7] * 40, [7] * 9 + [8] * 31, [7] * 20 + [9] * 20, list(range(40))]
+
+CONTROLS = [CacheControl()] * 4 + [
+    CacheControl(read=False),
+    CacheControl(write=False),
+    CacheControl(read=False, write=False),
+    CacheControl(ttl=3.0),
+    CacheControl(pin=True),
+]
+IDENTITIES = [IDENTITY, IDENTITY, BlockHash(b"another identity")]
 
 
 def prompts() -> st.SearchStrategy[list[int]]:
@@ -48,12 +58,18 @@ class Operations(RuleBasedStateMachine):
         self.limits: dict[str, int] = {}
         self.failed: set[str] = set()
 
-    @rule(prompt=prompts(), max_tokens=st.integers(1, 12), priority=st.integers(-1, 1))
-    def arrive(self, prompt, max_tokens, priority) -> None:
+    @rule(
+        prompt=prompts(),
+        max_tokens=st.integers(1, 12),
+        priority=st.integers(-1, 1),
+        cache=st.sampled_from(CONTROLS),
+        identity=st.sampled_from(IDENTITIES),
+    )
+    def arrive(self, prompt, max_tokens, priority, cache, identity) -> None:
         name = f"r{self.count}"
         self.count += 1
         self.limits[name] = max_tokens
-        self.world.add(name, prompt, max_tokens, priority)
+        self.world.add(name, prompt, max_tokens, priority, identity, cache)
 
     @rule(count=st.integers(1, 4))
     def step(self, count) -> None:
@@ -105,7 +121,7 @@ class Operations(RuleBasedStateMachine):
         self.world.run()
         self.world.check()
         assert all(block.ref_count == 0 for block in self.world.pool.blocks)
-        assert self.world.pool.available == len(self.world.pool.blocks)
+        assert self.world.pool.available + self.world.pool.breakable == len(self.world.pool.blocks)
         totals = self.world.scheduler.totals
         assert totals.prompt_tokens == totals.reused + totals.copied + totals.pending + totals.computed
         for name, ends in self.world.ends.items():
@@ -122,7 +138,11 @@ def held_below(node) -> bool:  # type: ignore[no-untyped-def]
 
 
 Operations.TestCase.settings = settings(
-    max_examples=100, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=100,
+    stateful_step_count=40,
+    deadline=None,
+    report_multiple_bugs=False,
+    suppress_health_check=list(HealthCheck),
 )
 TestRandomOperations = Operations.TestCase
 

@@ -21,7 +21,7 @@ from cache.pool import BlockPool
 from cache.tree import PrefixTree
 from scheduler.batch import Batch
 from scheduler.config import Recovery, SchedulerConfig
-from scheduler.messages import FinishReason, GenerationRequest, RequestOutput, SamplingParams
+from scheduler.messages import CacheControl, FinishReason, GenerationRequest, RequestOutput, SamplingParams
 from scheduler.request import Request
 from scheduler.scheduler import Sampled, Scheduler
 
@@ -94,10 +94,11 @@ class World:
         max_tokens: int = 1,
         priority: int = 0,
         identity: BlockHash = IDENTITY,
+        cache: CacheControl | None = None,
         **sampling: object,
     ) -> str:
         params = SamplingParams(max_tokens=max_tokens, seed=0, **sampling)  # type: ignore[arg-type]
-        message = GenerationRequest(name, tuple(prompt), params, priority)
+        message = GenerationRequest(name, tuple(prompt), params, priority, cache=cache or CacheControl())
         self.scheduler.add(message, identity, self.clock)
         self.prompts[name] = tuple(prompt)
         self.tokens[name], self.ends[name], self.outputs[name] = [], [], []
