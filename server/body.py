@@ -15,6 +15,8 @@ from server.state import ServerSettings
 
 Body = TypeVar("Body", bound=BaseModel)
 
+MAX_DEPTH = 32  # of objects and lists within one another; no field has more than 5
+
 
 async def read_body(request: Request, model: type[Body], settings: ServerSettings) -> Body:
     """Read JSON, of at most so many bytes and within so many seconds, and validate it strictly as `model`.
@@ -78,12 +80,15 @@ def parse_body(raw: bytes, model: type[Body]) -> Body:
     return validate(parse_object(raw), model)
 
 
-def without_nulls(value: Any) -> Any:
-    """`value` without the null members of its objects; lists of numbers (a prompt) are not walked."""
+def without_nulls(value: Any, depth: int = 0) -> Any:
+    """`value` without the null members of its objects; lists of numbers (a prompt) are not walked. Raises BadRequest
+    for what lies deeper than any field does, as JSON may be deeper than Python's stack."""
+    if depth > MAX_DEPTH:
+        raise BadRequest(f"The body is nested deeper than {MAX_DEPTH} levels.", code="invalid_value")
     if isinstance(value, dict):
-        return {key: without_nulls(item) for key, item in value.items() if item is not None}
+        return {key: without_nulls(item, depth + 1) for key, item in value.items() if item is not None}
     if isinstance(value, list) and any(isinstance(item, dict) for item in value):
-        return [without_nulls(item) for item in value]
+        return [without_nulls(item, depth + 1) for item in value]
     return value
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import signal
@@ -154,7 +155,7 @@ def listen(
         access_log=log_level == "debug",
         backlog=BACKLOG,
         server_header=False,
-        timeout_graceful_shutdown=GRACE,
+        timeout_graceful_shutdown=2 * GRACE,  # only a handler that does not heed its client's leaving lasts so long
     )
     server = Server(config, engine, greeting(listener, info, settings))
     try:
@@ -192,7 +193,21 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         log.info("shutting down")
         await self._engine.stop()
+        grace_ends = asyncio.get_running_loop().call_later(GRACE, self.cut_off)
         await super().shutdown(sockets)
+        grace_ends.cancel()
+
+    def cut_off(self) -> None:
+        """Hang up on everybody: their handlers end as if the clients had, with nothing to cancel."""
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """At the first signal end in order; at another one wait for no client any more."""
+        if self.should_exit:
+            asyncio.get_running_loop().call_soon_threadsafe(self.cut_off)
+        else:
+            super().handle_exit(sig, frame)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

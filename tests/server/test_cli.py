@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import socket
@@ -19,10 +20,12 @@ from click.testing import CliRunner, Result
 import server.serve
 from scheduler.config import EngineConfig, Recovery
 from server.cli import main
-from server.serve import ServeOptions
+from server.serve import GRACE, ServeOptions
 from server.version import VERSION
 
 Started = list[tuple[EngineConfig, ServeOptions]]
+
+POST = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b"
 
 
 @pytest.fixture
@@ -199,6 +202,27 @@ def test_a_signal_ends_running_streams_and_the_process(number: signal.Signals) -
             rest = [line for line in lines if line]
         assert rest[-1] == "data: [DONE]" and "shutting down" in rest[-2]
         assert child.wait(20) == 0
+        assert child.stderr is not None and "Traceback" not in child.stderr.read()
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_client_that_does_not_read_is_waited_for_only_so_long(again: bool) -> None:
+    """And not at all after a second Ctrl-C; its handler ends without a traceback."""
+    with process("0") as child:
+        url = httpx.URL(line_of(child, r"serves toy on (http://\S+)")[1])
+        body = json.dumps({"prompt": ["x"] * 64, "max_tokens": 500, "ignore_eos": True, "stream": True}).encode()
+        with socket.socket() as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+            client.connect((url.host, url.port))
+            client.sendall(POST % (len(body), body))
+            time.sleep(4)  # until the server's socket buffer is full
+            began = time.monotonic()
+            child.send_signal(signal.SIGINT)
+            line_of(child, "shutting down")
+            if again:
+                child.send_signal(signal.SIGINT)
+            assert child.wait(20) == 0
+            assert (time.monotonic() - began < GRACE) is again
         assert child.stderr is not None and "Traceback" not in child.stderr.read()
 
 

@@ -123,6 +123,13 @@ def test_the_body_is_a_json_object(raw: bytes) -> None:
     assert refusal(CompletionBody, raw).code == "invalid_json"
 
 
+@pytest.mark.parametrize("field", [b"prompt", b"cache", b"stream_options", b"unknown"])
+@pytest.mark.parametrize(("opening", "closing"), [(b'{"a":', b"}"), (b'[{"a":', b"}]")])
+def test_a_body_deeper_than_the_stack_is_refused(field: bytes, opening: bytes, closing: bytes) -> None:
+    raw = b'{"%b":' % field + opening * 500 + b"1" + closing * 500 + b"}"
+    assert "nested deeper" in refusal(CompletionBody, raw).message
+
+
 def test_fields_that_do_not_go_together() -> None:
     both = {"messages": HELLO, "max_tokens": 4, "max_completion_tokens": 5}
     assert refusal(ChatBody, both).param == "max_completion_tokens"
