@@ -37,13 +37,20 @@ class Taint:
 
 
 class Integrity:
-    """Signs blocks as they are published and checks them later. `checksum` reads a block's bytes."""
+    """Signs blocks as they are published and checks them later. `checksum` and `is_finite` read a block's bytes."""
 
-    def __init__(self, pool: BlockPool, tree: PrefixTree, checksum: Callable[[BlockId], int]) -> None:
+    def __init__(
+        self,
+        pool: BlockPool,
+        tree: PrefixTree,
+        checksum: Callable[[BlockId], int],
+        is_finite: Callable[[BlockId], bool],
+    ) -> None:
         self.checked = 0
         self.failures = 0
         self._pool = pool
         self._checksum = checksum
+        self._is_finite = is_finite
         self._next = 0
         self._fresh: list[Block] = []
         tree.on_publish = self._fresh.append
@@ -60,6 +67,11 @@ class Integrity:
         """`step` has copied slots of the published `source` to `target`."""
         if source.node is not None:
             target.origin = source.node, step
+
+    def is_sound(self, block: Block) -> bool:
+        """Could the block's K/V have come from a network that works? Damage by NaN or infinity is published like
+        anything else when nobody asked for the logits above it."""
+        return self._is_finite(block.block_id)
 
     def check(self, block: Block, step: int) -> bool:
         """Is the published `block` as it was signed? If so it is good as of `step`."""

@@ -45,7 +45,7 @@ class PrefixNode:
         "forgotten",
         "ttl",
         "last_use",
-        "awaits_expiry",
+        "due",
     )
 
     def __init__(self, hash_: BlockHash, tokens: bytes, parent: PrefixNode | None, *, is_tail: bool = False) -> None:
@@ -62,7 +62,7 @@ class PrefixNode:
         self.forgotten = False  # pruned or invalidated: no longer in the tree, never matched again
         self.ttl: float | None = None  # seconds that the K/V outlive their last use; None: until they are evicted
         self.last_use = 0.0
-        self.awaits_expiry = False  # the cache's Retention will look at it when its time is over
+        self.due: float | None = None  # when the cache's Retention looks at it next
 
     def __repr__(self) -> str:
         return f"PrefixNode({self.hash.hex()[:8]}, index={self.index}, tail={self.is_tail}, block={self.block})"

@@ -23,7 +23,7 @@ class Retention:
         self._pool = pool
         self._tree = tree
         self._max_pinned = max_pinned
-        self._due: list[tuple[float, int, PrefixNode]] = []  # a heap; each node with a time to live is in it once
+        self._due: list[tuple[float, int, PrefixNode]] = []  # a heap; an entry counts if it is its node's due time
         self._order = count()
 
     def published(self, node: PrefixNode, ttl: float | None, *, pin: bool, now: float) -> None:
@@ -39,9 +39,8 @@ class Retention:
 
     def _note(self, node: PrefixNode, pin: bool, now: float) -> None:
         node.last_use = now
-        if node.ttl is not None and not node.awaits_expiry:
-            node.awaits_expiry = True
-            heapq.heappush(self._due, (now + node.ttl, next(self._order), node))
+        if node.ttl is not None and (node.due is None or now + node.ttl < node.due):
+            self._look_at(node, now + node.ttl)
         block = node.block
         if pin and block is not None and not (node.is_tail or block.pinned) and self._pool.pinned < self._max_pinned:
             self._pool.pin(block)
@@ -50,8 +49,10 @@ class Retention:
         """Drop what has outlived its time and is in nobody's use. Returns the number of blocks."""
         dropped = 0
         while self._due and self._due[0][0] <= now:
-            _, _, node = heapq.heappop(self._due)
-            node.awaits_expiry = False
+            noted, _, node = heapq.heappop(self._due)
+            if noted != node.due:
+                continue
+            node.due = None
             if node.block is None or node.ttl is None:
                 continue
             due = node.last_use + node.ttl
@@ -59,6 +60,9 @@ class Retention:
                 self._tree.drop(node, MissReason.EXPIRED)
                 dropped += 1
             else:
-                node.awaits_expiry = True
-                heapq.heappush(self._due, (due if due > now else now + 1.0, next(self._order), node))
+                self._look_at(node, due if due > now else now + 1.0)
         return dropped
+
+    def _look_at(self, node: PrefixNode, due: float) -> None:
+        node.due = due
+        heapq.heappush(self._due, (due, next(self._order), node))

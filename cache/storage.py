@@ -69,6 +69,10 @@ class KVStorage:
         raw = self._blocks[block_id].view(torch.uint8).cpu().numpy()
         return xxhash.xxh3_64_intdigest(raw.data)
 
+    def is_finite(self, block_id: BlockId) -> bool:
+        """Whether the block holds neither NaN nor infinity, in any slot."""
+        return bool(self._blocks[block_id].isfinite().all())
+
     def zero(self, block_id: BlockId, from_slot: int = 0) -> None:
         """Zero the slots from `from_slot` on: what a failed step may have left there must not spread (a NaN in a
         masked slot still can)."""

@@ -1,4 +1,4 @@
-"""The engine's configuration: frozen, validated where it is made, handed down in slices."""
+"""The engine's configuration: frozen, handed down in slices. The command checks what a user says."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ class Engine:
         self.pool = BlockPool(self.info.num_blocks)
         self.tree = PrefixTree(self.pool, config.block_size, BlockHasher(config.hash_bits))
         self._identities = Identities(self.identity, self.tree.has_root)
-        self._integrity = Integrity(self.pool, self.tree, self._storage.checksum)
+        self._integrity = Integrity(self.pool, self.tree, self._storage.checksum, self._storage.is_finite)
         self._scrub_rate = config.scrub_rate
         self._scrubbed = self._clock()
         self.scheduler = Scheduler(self.pool, self.tree, limits, loaded.config.eos_token_ids, self._integrity)

@@ -10,7 +10,7 @@ from bisect import insort
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from cache.block import BlockId
+from cache.block import Block, BlockId
 from cache.hashing import encode_tokens
 from cache.identity import BlockHash
 from cache.integrity import Integrity, Taint
@@ -330,13 +330,28 @@ class Scheduler:
         return outputs
 
     def _distrust(self, request: Request, error: str, now: float) -> RequestOutput:
-        """Logits that are not finite come from K/V that are not: forget all that this request computed."""
-        first = (request.first_written or 0) // self._tree.block_size
+        """Logits that are not finite come from K/V that are not: forget all that this request computed, and what it
+        found in the cache of that kind, so that the next one does not fail for it too."""
+        first = min((request.first_written or 0) // self._tree.block_size, self._first_unsound(request))
         suspects = [block for block in request.table[first:] if block is not None]
+        sources = {block.origin[0] for block in suspects if block.origin is not None}
         if first < len(request.chain):
             self.invalidate(request.chain[first])
+        for source in sources:
+            if source.block is not None and not self._is_sound(source.block):
+                self.drop(source, MissReason.CORRUPT)
         self._tables.suspect(block for block in suspects if not block.published)
         return self._finish(request, FinishReason.ERROR, now, error)
+
+    def _first_unsound(self, request: Request) -> int:
+        """The index of the first block of the request that holds what no working network computes."""
+        for index, block in enumerate(request.table):
+            if block is not None and not self._is_sound(block):
+                return index
+        return len(request.table)
+
+    def _is_sound(self, block: Block) -> bool:
+        return self._integrity is None or self._integrity.is_sound(block)
 
     # -- what acts on a running cache ---------------------------------------------------------------------------------
 
@@ -359,9 +374,9 @@ class Scheduler:
             match = Match.nothing(len(message.prompt_token_ids), self._tree.block_size, MissReason.OPTED_OUT)
         return report(match, hashes, reveal=reveal or bool(message.cache_salt))
 
-    def drop(self, node: PrefixNode) -> None:
+    def drop(self, node: PrefixNode, reason: MissReason = MissReason.DROPPED) -> None:
         """The K/V bytes of `node` are gone; running requests that hold them compute them again."""
-        self._tables.drop(node, self.running)
+        self._tables.drop(node, self.running, reason)
 
     def corrupt(self, taint: Taint, now: float) -> list[RequestOutput]:
         """Published K/V were found damaged: give up all that may carry the damage. Running requests that attended to

@@ -90,3 +90,13 @@ def test_pins_are_bounded() -> None:
     retention.used(cache.node(P, 0), None, pin=True, now=1.0)
     assert cache.pool.pinned == 2
     cache.check()
+
+
+def test_a_shorter_time_at_a_later_publication_is_not_held_up_by_the_earlier_longer_one() -> None:
+    cache, retention = make()
+    node = cache.node(P, 3)
+    retention.published(node, 1000.0, pin=False, now=0.0)
+    retention.published(node, 5.0, pin=False, now=10.0)
+    assert retention.expire(14.9) == 0
+    assert retention.expire(15.0) == 1
+    assert retention.expire(2000.0) == 0

@@ -125,3 +125,20 @@ def test_colliding_hashes_are_misses_never_wrong_kv(checkpoint: Path, seed: int)
         assert colliding.complete(prompt) == sound.complete(prompt)
         assert torch.equal(colliding.logits[-1], sound.logits[-1])
     assert colliding.engine.stats().hash_collisions > 0
+
+
+@pytest.mark.parametrize("length", [64, 70], ids=["full blocks", "a tail"])
+def test_nan_that_was_published_unseen_does_not_fail_a_prompt_for_ever(checkpoint: Path, length: int) -> None:
+    """A request that is aborted before it samples leaves its K/V to others, whatever is in them."""
+    expected = Watched(make_engine(checkpoint)).complete(PROMPT, 3)
+    world = Watched(make_engine(checkpoint, budget=length))
+    world.submit(PROMPT, 3)
+    world.step()
+    block = world.engine.scheduler.running[0].table[(length - 1) // 16]
+    assert block is not None
+    world.engine._storage.layers[1][0][block.block_id, 0, 2] = torch.nan
+    world.engine.abort("request 1")
+    failed = world.submit(PROMPT, 3)
+    world.run()
+    assert world.outputs[failed][-1].finish_reason is FinishReason.ERROR
+    assert world.complete(PROMPT, 3) == expected
