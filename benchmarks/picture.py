@@ -38,7 +38,7 @@ def draw(path: Path, curve: Mapping[str, Mapping[int, Result]], prompt_tokens: i
         left.set(title="Tokens computed", ylabel="tokens", ylim=(0, prompt_tokens * 1.12))
         _panel(right, curve, "ttft", lambda milliseconds: milliseconds / 1e3)
         right.set(title="Time to first token", ylabel="seconds", ylim=(0, None))
-        left.legend(loc="center right", frameon=False, title="--recovery", alignment="left")
+        left.legend(loc="upper left", bbox_to_anchor=(0.3, 0.85), frameon=False, title="--recovery", alignment="left")
         figure.savefig(path, format="svg", metadata={"Date": None, "Creator": None})
 
 
