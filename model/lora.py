@@ -78,8 +78,7 @@ def load_adapter(path: Path, config: ModelConfig, *, dtype: torch.dtype, device:
         for name, shape in expected_tensors(config).items()
         if name.endswith("_proj.weight")
     }
-    if not path.is_dir():
-        raise AdapterError(f"There is no directory {path}.")
+    path = _directory(path)
     targets = read_targets(path / CONFIG, list(shapes))
     tensors = _read_tensors(path, {name: shape for target in targets for name, shape in _tensors_of(target, shapes)})
     deltas: dict[str, LowRank] = {}
@@ -91,6 +90,16 @@ def load_adapter(path: Path, config: ModelConfig, *, dtype: torch.dtype, device:
                 deltas[f"{name}.{product}"] = _convert(path, f"{name}.{product}", delta, dtype, device)
     weights = {f"{name}.{part}": getattr(delta, part) for name, delta in deltas.items() for part in ("down", "up")}
     return LoraAdapter(deltas, digest_weights(weights), max(target.rank for target in targets))
+
+
+def _directory(path: Path) -> Path:
+    try:
+        found = path.expanduser()
+        if found.is_dir():
+            return found
+    except (OSError, RuntimeError) as error:  # a name that is too long, a directory not to be entered, no such user
+        raise AdapterError(f"{path} cannot be opened: {error}") from error
+    raise AdapterError(f"There is no directory {path}.")
 
 
 def _tensors_of(target: Target, shapes: Mapping[str, Shape]) -> Sequence[tuple[str, Shape]]:

@@ -83,7 +83,7 @@ def read_targets(file: Path, modules: Sequence[str]) -> list[Target]:
 def _read_json(file: Path) -> dict[str, Any]:
     try:
         values = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise AdapterError(f"{file} cannot be read: {error}") from error
     if not isinstance(values, dict):
         raise AdapterError(f"{file} is not an object of named values.")

@@ -96,9 +96,7 @@ class Engine:
         self._sampler = Sampler(model.vocab_size)
         self.info = _info(config, loaded, limits, self._storage, dtype)
         self._set_up_cache(config, loaded, limits, dtype)
-        self._adapters = Adapters(
-            lambda path: load_adapter(Path(path).expanduser(), model, dtype=dtype, device=self._device)
-        )
+        self._adapters = Adapters(lambda path: load_adapter(Path(path), model, dtype=dtype, device=self._device))
         for name, path in config.adapters:
             self._adapters.load(name, path)
 

@@ -79,5 +79,8 @@ async def on_http_exception(request: Request, error: Exception) -> Response:
 
 
 async def on_unforeseen(_: Request, __: Exception) -> Response:
-    """The exception itself is logged by the HTTP server; its text may hold what is no client's business."""
-    return error_response(EngineFailure("The server failed to answer this request."))
+    """The exception itself is logged by the HTTP server, which then hangs up; its text may hold what is no client's
+    business."""
+    response = error_response(EngineFailure("The server failed to answer this request."))
+    response.headers["connection"] = "close"  # so that no next request is sent into it
+    return response

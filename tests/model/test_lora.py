@@ -366,8 +366,17 @@ def test_files_that_are_missing_or_damaged(saved: Path) -> None:
     (saved / CONFIG).write_text("{")
     with pytest.raises(AdapterError, match="cannot be read"):
         load(saved)
+    (saved / CONFIG).write_text("[" * 100_000)
+    with pytest.raises(AdapterError, match="cannot be read"):
+        load(saved)
     with pytest.raises(AdapterError, match="no directory"):
         load(saved / "nowhere")
+
+
+@pytest.mark.parametrize("path", ["~no-user-of-this-name/x", "/" + "x" * 300])
+def test_paths_that_cannot_be_opened(path: str) -> None:
+    with pytest.raises(AdapterError, match="cannot be opened"):
+        load(Path(path))
 
 
 def test_an_adapter_of_another_model_is_refused(tmp_path: Path) -> None:

@@ -168,6 +168,18 @@ def test_not_json(server: Running, content: bytes, content_type: str) -> None:
         error_of(httpx.post(server.url + path, content=content, headers={"content-type": content_type}), 400)
 
 
+def test_an_unforeseen_error_ends_its_connection_in_order(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any) -> Any:
+        raise RuntimeError("a secret")
+
+    with httpx.Client(base_url=server.url) as client, monkeypatch.context() as patch:
+        patch.setattr(ByteTokenizer, "encode_with_offsets", fails)
+        for _ in range(3):  # on one connection the second would meet a reset
+            response = client.post("/v1/completions", json={"prompt": "x"})
+            assert error_of(response, 500)["message"] == "The server failed to answer this request."
+            assert response.headers["connection"] == "close"
+
+
 def test_unknown_model(server: Running) -> None:
     for path, body in (
         ("/v1/completions", {"prompt": "x"}),
