@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from benchmarks.cases import Result
 
-STYLES = {
+STYLES: dict[str, dict[str, Any]] = {
     "repair": {"color": "#1b7f3b", "marker": "o"},
     "truncate": {"color": "#c2571a", "marker": "s", "linestyle": "--"},
 }
