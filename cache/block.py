@@ -27,8 +27,8 @@ class Block:
     Only a published block is ever `pinned`.
 
     `checksum` is taken when the block is published. `published_at` and `checked_at` are the numbers of the steps after
-    which it was published and last found good; `origin` is the node whose block its first slots were copied from, and
-    the number of the step that did. The cache's Integrity keeps these.
+    which it was published and last found good; the cache's Integrity keeps these. `origin` is the node whose block its
+    first slots were copied from, and the number of the step that did: what befalls the one befalls the other.
     """
 
     block_id: BlockId

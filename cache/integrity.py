@@ -63,11 +63,6 @@ class Integrity:
                 block.published_at = block.checked_at = step
         self._fresh.clear()
 
-    def copied(self, source: Block, target: Block, step: int) -> None:
-        """`step` has copied slots of the published `source` to `target`."""
-        if source.node is not None:
-            target.origin = source.node, step
-
     def is_sound(self, block: Block) -> bool:
         """Could the block's K/V have come from a network that works? Damage by NaN or infinity is published like
         anything else when nobody asked for the logits above it."""
@@ -114,7 +109,7 @@ class Integrity:
                 if below is not node and below.block is not None and below.block.published_at > since:
                     todo.append((below, below.block.published_at - 1))
             for block in self._pool.blocks:
-                if block.origin is not None and block.origin[0] is node and block.origin[1] > since:
+                if block.origin is not None and block.origin[0].hash == node.hash and block.origin[1] > since:
                     taint.blocks.add(block.block_id)
                     if block.published and block.node is not None:
                         todo.append((block.node, block.published_at - 1))

@@ -55,6 +55,11 @@ class BlockPool:
         """Published blocks without a reference."""
         return len(self._tails) + len(self._cached) + len(self._pinned)
 
+    @property
+    def findable(self) -> int:
+        """Blocks that a look-up can lead to, published or pending. Counts them one by one."""
+        return sum(block.node is not None for block in self.blocks)
+
     def allocate(self, *, break_pins: bool = False) -> Block:
         """A block with ref_count 1, nothing written and no node. Raises OutOfBlocks."""
         if not self._free:

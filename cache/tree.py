@@ -226,6 +226,8 @@ class PrefixTree:
     def invalidate(self, node: PrefixNode, reason: MissReason = MissReason.INVALIDATED) -> list[PrefixNode]:
         """`node` and all its descendants are no longer true: forget them. Returns the forgotten nodes; blocks that
         requests still hold are detached."""
+        if node.forgotten:
+            return []
         forgotten = list(subtree(node))
         for gone in forgotten:
             if gone.block is not None:

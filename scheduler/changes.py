@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from cache.hashing import TOKEN_BYTES, common_tokens, encode_tokens
 from cache.identity import BlockHash
 from cache.node import PrefixNode
+from cache.pool import BlockPool
 from cache.tree import PrefixTree, subtree
 from scheduler.commands import CacheEffect, CacheTarget, CommandRefused, Operation
 from scheduler.identities import Root
@@ -16,7 +17,8 @@ from scheduler.scheduler import Scheduler
 class CacheChanges:
     """Finds what a target means and has the scheduler change it. `block_bytes` is the size of one block."""
 
-    def __init__(self, tree: PrefixTree, scheduler: Scheduler, block_bytes: int) -> None:
+    def __init__(self, pool: BlockPool, tree: PrefixTree, scheduler: Scheduler, block_bytes: int) -> None:
+        self._pool = pool
         self._tree = tree
         self._scheduler = scheduler
         self._block_bytes = block_bytes
@@ -26,21 +28,21 @@ class CacheChanges:
         prompt's adapter and salt, of the adapter or salt it names, or all. Raises CommandRefused."""
         if target.prompt is not None:
             tops = [node for root in roots for node in self._of_prompt(operation, target, root.hash)]
-            whole = operation is Operation.INVALIDATE
+            whole = False
         elif target.block_hash is not None:
             tops = self._of_hash(target.block_hash)
-            whole = operation is Operation.INVALIDATE
+            whole = False
         else:
             tops = [self._tree.root(root.hash) for root in roots]
             whole = True
-        affected = [node for top in tops for node in (subtree(top) if whole else (top,))]
-        blocks = sum(node.block is not None or node.pending is not None for node in affected)
+        before = self._pool.findable
         if operation is Operation.DROP:
-            for node in affected:
+            for node in [node for top in tops for node in (subtree(top) if whole else (top,))]:
                 self._scheduler.drop(node)
         else:
             for node in tops:
                 self._scheduler.invalidate(node)
+        blocks = before - self._pool.findable
         return CacheEffect(blocks, blocks * self._block_bytes, {"device": blocks})
 
     def _of_hash(self, text: str) -> list[PrefixNode]:

@@ -118,7 +118,7 @@ class Engine:
         self._scrub_rate = config.scrub_rate
         self._scrubbed = self._clock()
         self.scheduler = Scheduler(self.pool, self.tree, limits, loaded.config.eos_token_ids, self._integrity)
-        self._changes = CacheChanges(self.tree, self.scheduler, self._storage.block_bytes)
+        self._changes = CacheChanges(self.pool, self.tree, self.scheduler, self._storage.block_bytes)
 
     # -- requests -----------------------------------------------------------------------------------------------------
 

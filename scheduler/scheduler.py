@@ -219,9 +219,9 @@ class Scheduler:
         the log-probabilities of prompt tokens, are by request id."""
         for request in batch.requests:
             request.prompt_logprobs += (scored or {}).get(request.request_id, ())
-        if self._integrity is not None:
-            for copy in batch.copies:
-                self._integrity.copied(copy.source, copy.target, self.totals.steps + 1)
+        for copy in batch.copies:
+            if copy.source.node is not None:
+                copy.target.origin = copy.source.node, self.totals.steps + 1
         self._settle(batch)
         for block, valid in batch.planned.items():
             block.written = valid
@@ -401,10 +401,10 @@ class Scheduler:
                 self.to_zero.append((block.block_id, 0))
         return outputs
 
-    def invalidate(self, node: PrefixNode) -> int:
-        """`node` and all below it are no longer true. Running requests that hold any of it finish on what they hold.
-        Returns the number of nodes forgotten."""
-        return self._tables.invalidate(node, self.running)
+    def invalidate(self, node: PrefixNode) -> None:
+        """`node` and all below it are no longer true, nor is what was copied from them. Running requests that hold any
+        of it finish on what they hold."""
+        self._tables.invalidate(node, self.running)
 
     # -- integrity ----------------------------------------------------------------------------------------------------
 

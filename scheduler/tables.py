@@ -329,24 +329,46 @@ class BlockTables:
                 request.reopen(node.index)
                 self._pool.free(block)
 
-    def invalidate(self, node: PrefixNode, running: Iterable[Request]) -> int:
-        """`node` and all below it are no longer true: requests that hold any of it are detached. Returns the number
-        of nodes forgotten."""
-        forgotten = self._tree.invalidate(node)
+    def invalidate(self, node: PrefixNode, running: Iterable[Request]) -> None:
+        """`node` and all below it are no longer true, nor is anything that was copied from them: all of it is
+        forgotten, and requests that hold any of it are detached."""
+        untrue = {gone.hash for gone in self._tree.invalidate(node)}
+        while copies := [block for block in self._pool.blocks if self._is_copy(block, untrue)]:
+            for block in copies:
+                block.origin = None
+                if block.published and block.node is not None:
+                    untrue.update(gone.hash for gone in self._tree.invalidate(block.node))
+                else:
+                    self._detach_holders(block, running)
         for request in running:
             if request.held is not None and request.held.forgotten:
-                self._detach(request)
-        return len(forgotten)
+                self._detach(request, len(request.chain))
 
-    def _detach(self, request: Request) -> None:
-        assert request.held is not None
+    @staticmethod
+    def _is_copy(block: Block, untrue: set[BlockHash]) -> bool:
+        return block.origin is not None and block.origin[0].hash in untrue
+
+    def _detach_holders(self, block: Block, running: Iterable[Request]) -> None:
+        """Some slots of an unpublished block are no longer true: whoever holds it is detached from there on."""
+        if block.node is not None:
+            self._tree.abandon(block)
+        for request in running:
+            if block in request.table:
+                self._detach(request, request.table.index(block))
+
+    def _detach(self, request: Request, length: int) -> None:
+        """The request's chain ends after `length` nodes at most, and before the first forgotten one."""
         request.detached = request.chain_ended = True
-        self._tree.release(request.held)
+        if request.held is None:
+            return
+        before = request.held
+        del request.chain[length:]
         while request.chain and request.chain[-1].forgotten:
             request.chain.pop()
         request.held = request.chain[-1] if request.chain else None
         if request.held is not None:
             self._tree.hold(request.held)
+        self._tree.release(before)
 
     def _tokens(self, request: Request, index: int) -> bytes:
         size = self._block_size * TOKEN_BYTES

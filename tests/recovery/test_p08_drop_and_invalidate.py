@@ -62,6 +62,37 @@ def test_invalidate_a_prompt_from_its_first_block(world: Watched) -> None:
     assert world.computed(PROMPT) == [(0, 130)]
 
 
+def test_what_was_copied_from_an_invalidated_block_goes_with_it(world: Watched) -> None:
+    """Slots 0..6 of block 2 live on in an edited prompt's block, and 0..3 of that one in another's."""
+    edited = [*PROMPT[:39], 1 + PROMPT[39], *PROMPT[40:]]
+    again = [*PROMPT[:36], 1 + PROMPT[36], *PROMPT[37:]]
+    apart = [*PROMPT[:16], *reversed(PROMPT[16:])]
+    for prompt, start in ((PROMPT, 0), (edited, 39), (again, 36), (apart, 16)):
+        assert world.computed(prompt) == [(start, 130)]
+    assert change(world, Operation.INVALIDATE, prompt=tuple(PROMPT), blocks=(2,)).blocks == 3 * 7
+    for prompt, start in ((edited, 32), (again, 36), (PROMPT, 39), (apart, 129)):
+        assert world.computed(prompt) == [(start, 130)]
+
+
+def test_a_request_that_holds_a_copy_of_an_invalidated_block_is_detached(world: Watched, checkpoint: Path) -> None:
+    edited = [
+        *PROMPT[:39],
+        1 + PROMPT[39],
+        *PROMPT[40:44],
+    ]  # its copied block does not fill before it has said 4 tokens
+    expected = Watched(make_engine(checkpoint)).complete(edited, 20)
+    world.complete(PROMPT)
+    name = world.submit(edited, 20)
+    for _ in range(2):
+        world.step()
+    change(world, Operation.INVALIDATE, prompt=tuple(PROMPT), blocks=(2,))
+    published = world.engine.tree.published
+    world.run()
+    assert world.tokens(name) == expected
+    assert world.engine.tree.published == published
+    assert world.computed(edited) == [(32, 44)]
+
+
 @pytest.mark.parametrize("operation", Operation)
 def test_by_block_hash(world: Watched, operation: Operation) -> None:
     world.complete(PROMPT)
