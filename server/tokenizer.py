@@ -103,8 +103,8 @@ class Tokenizer:
         return self._encode(text, True)
 
     def _encode(self, text: str, add_special_tokens: bool) -> tuple[list[int], list[int]]:
-        try:
-            encoding = self._backend.encode(text, add_special_tokens=add_special_tokens)
+        try:  # as a batch of one: `encode` keeps the interpreter's lock, and a text of megabytes takes many seconds
+            (encoding,) = self._backend.encode_batch([text], add_special_tokens=add_special_tokens)
         except (TypeError, UnicodeError) as error:
             raise TokenizerError("The text is not valid Unicode (it holds half a surrogate pair).") from error
         ids, offsets = encoding.ids, [start for start, _ in encoding.offsets]

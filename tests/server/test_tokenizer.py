@@ -109,6 +109,24 @@ class TestDefaultModel:
             thread.join()
         assert not wrong
 
+    def test_other_threads_run_while_it_encodes(self, smollm: Tokenizer) -> None:
+        """The event loop and the engine among them: a long prompt must not stop everybody's streams."""
+        encoding, encoded = threading.Event(), threading.Event()
+
+        def work() -> None:
+            encoding.set()
+            smollm.encode("1" * 300_000)
+            encoded.set()
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        encoding.wait()
+        turns = 0
+        while not encoded.wait(0.005):
+            turns += 1
+        thread.join()
+        assert turns > 10
+
 
 @pytest.mark.parametrize("make", [byte_level, sentencepiece])
 def test_a_hugging_face_directory(make: Any, tmp_path: Path) -> None:
