@@ -19,6 +19,11 @@ from benchmarks.cases import Case, Result
 TELLING_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "bf16", "sve")
 
 
+def digits(value: float) -> str:
+    """Four significant digits, and whole numbers from a thousand on."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
 def hardware() -> dict[str, Any]:
     """Processor, its telling instruction sets, cores this process may use, memory, and the versions that compute."""
     cpuinfo = Path("/proc/cpuinfo")
@@ -50,9 +55,9 @@ def table(results: Mapping[Case, Result]) -> str:
     for case, result in results.items():
         main, *others = result.items()
         sample = main[1]
-        notes = ", ".join(f"{name} {other.median:.4g} {other.unit}" for name, other in others)
-        spread = f"{min(sample.values):.4g} to {max(sample.values):.4g}"
-        rows.append(f"| {case.title} | {sample.median:.4g} {sample.unit} | {spread} | {notes} |")
+        notes = ", ".join(f"{name} {digits(other.median)} {other.unit}" for name, other in others)
+        spread = f"{digits(min(sample.values))} to {digits(max(sample.values))}"
+        rows.append(f"| {case.title} | {digits(sample.median)} {sample.unit} | {spread} | {notes} |")
     return "\n".join(rows)
 
 

@@ -37,7 +37,9 @@ async def measure(base: str, cases: list[Case], seed: int, repeats: int) -> tupl
         results: dict[Case, Result] = {}
         for case in cases:
             results[case] = await case.run(bench)
-            told = ", ".join(f"{name} {sample.median:.4g} {sample.unit}" for name, sample in results[case].items())
+            told = ", ".join(
+                f"{name} {report.digits(sample.median)} {sample.unit}" for name, sample in results[case].items()
+            )
             print(f"{case.name:12s} {told}", flush=True)
         return model, results
 

@@ -129,7 +129,11 @@ def main() -> None:
 @option("--block-size", default=DEFAULTS.block_size, type=PowerOfTwo(128), help="Tokens per block; a power of two.")
 @option("--kv-memory", type=Memory(), help="Cache size: bytes, or 512MiB, 2GiB. [default: a share of free memory]")
 @option("--num-blocks", type=POSITIVE, help="Cache size in blocks; goes before --kv-memory.")
-@option("--max-model-len", type=POSITIVE, help="Tokens of prompt and output together. [default: the model's own]")
+@option(
+    "--max-model-len",
+    type=POSITIVE,
+    help="Tokens of prompt and output together. [default: the model's own, as far as the cache holds it]",
+)
 @option("--max-num-seqs", default=DEFAULTS.max_num_seqs, type=POSITIVE, help="Requests that run at once.")
 @option(
     "--max-num-batched-tokens",
