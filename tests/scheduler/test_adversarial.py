@@ -174,17 +174,6 @@ def test_a_long_prompt_is_admitted_only_when_all_of_it_fits() -> None:
     assert world.tokens["long"] == dense(list(range(50, 78)), 2)
 
 
-def test_a_prompt_that_another_request_writes_to_its_end_still_gets_its_last_logits() -> None:
-    """The shorter prompt's last block is a full block of the longer one, which is served first."""
-    world = World(budget=20)
-    world.add("short", PROMPT[:32], 3, priority=1)
-    world.step()
-    world.add("long", PROMPT, 3, priority=0)
-    world.run()
-    assert world.tokens["short"] == dense(PROMPT[:32], 3)
-    assert world.tokens["long"] == dense(PROMPT, 3)
-
-
 def test_a_copy_is_given_up_rather_than_a_block() -> None:
     """A warm prompt that fills the pool: the only block left for its end is the one it would copy from."""
     world = World(num_blocks=2, block_size=4)
