@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import regex  # type: ignore[import-untyped]  # in place of re, which cannot be told when to give up
+
 from model.errors import AdapterError
+
+MATCH_SECONDS = 0.5
+"""For one pattern against one module's name; a pattern that backtracks for ever would hold up the whole engine."""
 
 _READ = {
     "peft_type",
@@ -211,18 +215,20 @@ class _Config:
 
     def _fullmatch(self, key: str, pattern: str, module: str) -> bool:
         with self._regular(key):
-            return re.fullmatch(pattern, module) is not None
+            return regex.fullmatch(pattern, module, timeout=MATCH_SECONDS) is not None
 
-    def _match(self, key: str, pattern: str, module: str) -> re.Match[str] | None:
+    def _match(self, key: str, pattern: str, module: str) -> Any:
         with self._regular(key):
-            return re.match(pattern, module)
+            return regex.match(pattern, module, timeout=MATCH_SECONDS)
 
     @contextmanager
     def _regular(self, key: str) -> Iterator[None]:
         try:
             yield
-        except re.error as error:
+        except regex.error as error:
             raise self.refusal(key, f"it is not a regular expression ({error})") from error
+        except TimeoutError as error:
+            raise self.refusal(key, "it takes too long to match against a module's name") from error
 
 
 def _ends_with_any(module: str, names: Sequence[str]) -> bool:

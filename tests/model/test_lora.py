@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -294,6 +295,21 @@ def test_refused_by_name(saved: Path, key: str, value: object) -> None:
     edit_config(saved, **{key: value})
     with pytest.raises(AdapterError, match=key):
         load(saved)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("target_modules", "(.*)*q_projx"),
+        ("target_modules", "(?:(?:[a-z0-9._]+)+)+X"),
+    ],
+)
+def test_a_pattern_that_never_ends_is_refused_in_bounded_time(saved: Path, key: str, value: object) -> None:
+    edit_config(saved, **{key: value})
+    started = time.monotonic()
+    with pytest.raises(AdapterError, match=key):
+        load(saved)
+    assert time.monotonic() - started < 30
 
 
 @pytest.mark.parametrize(
