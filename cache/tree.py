@@ -57,9 +57,6 @@ class PrefixTree:
         """Does the tree keep anything under this identity?"""
         return identity in self._roots
 
-    def roots(self) -> list[PrefixNode]:
-        return list(self._roots.values())
-
     def chain(self, root: BlockHash, tokens: bytes, hashes: list[BlockHash]) -> list[PrefixNode]:
         """The verified nodes of the leading full blocks of `tokens`, as far as all are known."""
         size = self._block_bytes

@@ -186,9 +186,7 @@ class BlockTables:
             return None, 0
         parent = request.chain[index - 1] if index else self._tree.root(request.identity)
         end = min((index + 1) * self._block_size, len(request.tokens) - 1)
-        closest = parent.closest_resident(
-            bytes(request.encoded[index * self._block_size * TOKEN_BYTES : end * TOKEN_BYTES])
-        )
+        closest = parent.closest_resident(_encoded(request, index * self._block_size, end))
         source = None if closest is None else closest[0].block
         if closest is None or source is None or (source.ref_count == 0 and self._pool.available < 2):
             return None, 0
@@ -289,9 +287,8 @@ class BlockTables:
     def _keep_tail(self, request: Request, index: int, block: Block, parent: PrefixNode, now: float) -> None:
         if block.node is not None:
             self._tree.abandon(block)
-        start = index * self._block_size * TOKEN_BYTES
-        tokens = bytes(request.encoded[start : start + block.written * TOKEN_BYTES])
-        if self._tree.publish_tail(parent, tokens, block):
+        start = index * self._block_size
+        if self._tree.publish_tail(parent, _encoded(request, start, start + block.written), block):
             assert block.node is not None
             self._retention.published(block.node, request.cache.ttl, pin=False, now=now)
 
@@ -371,5 +368,10 @@ class BlockTables:
         self._tree.release(before)
 
     def _tokens(self, request: Request, index: int) -> bytes:
-        size = self._block_size * TOKEN_BYTES
-        return bytes(request.encoded[index * size : (index + 1) * size])
+        """The encoded tokens of a full block."""
+        return _encoded(request, index * self._block_size, (index + 1) * self._block_size)
+
+
+def _encoded(request: Request, start: int, end: int) -> bytes:
+    """The encoded tokens at positions [start, end)."""
+    return bytes(request.encoded[start * TOKEN_BYTES : end * TOKEN_BYTES])
