@@ -45,6 +45,7 @@ class PrefixNode:
         "forgotten",
         "ttl",
         "last_use",
+        "pinned_until",
         "due",
     )
 
@@ -62,6 +63,7 @@ class PrefixNode:
         self.forgotten = False  # pruned or invalidated: no longer in the tree, never matched again
         self.ttl: float | None = None  # seconds that the K/V outlive their last use; None: until they are evicted
         self.last_use = 0.0
+        self.pinned_until = 0.0  # when the pin of `block` ends, while it has one
         self.due: float | None = None  # when the cache's Retention looks at it next
 
     def __repr__(self) -> str:

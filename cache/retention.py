@@ -2,7 +2,7 @@
 
 A time to live counts from the last use, and the longest anybody asked for wins; a use by someone who asks for none
 makes it endless, as blocks are by default. A pinned block is evicted only when a request could not run at all without
-its room; pins are bounded by a share of the pool.
+its room; pins are bounded by a share of the pool. A pin may end too: the block is then cached like any other.
 """
 
 from __future__ import annotations
@@ -17,7 +17,11 @@ from cache.tree import PrefixTree
 
 
 class Retention:
-    """`max_pinned` is the number of blocks that may be pinned at once. Times are seconds of any one clock."""
+    """`max_pinned` is the number of blocks that may be pinned at once. Times are seconds of any one clock.
+
+    A node that something will happen to has one place in a heap, at the time `due` or earlier; what is true by then is
+    looked up when that time has come.
+    """
 
     def __init__(self, pool: BlockPool, tree: PrefixTree, max_pinned: int) -> None:
         self._pool = pool
@@ -26,43 +30,66 @@ class Retention:
         self._due: list[tuple[float, int, PrefixNode]] = []  # a heap; an entry counts if it is its node's due time
         self._order = count()
 
-    def published(self, node: PrefixNode, ttl: float | None, *, pin: bool, now: float) -> None:
-        """`node` has just got its K/V from a request that asked for this."""
+    def published(self, node: PrefixNode, ttl: float | None, *, pin_for: float = 0.0, now: float) -> None:
+        """`node` has just got its K/V from a request that asked for this. `pin_for` is infinite for a pin without an
+        end."""
         node.ttl = ttl
-        self._note(node, pin, now)
+        self._note(node, pin_for, now)
 
-    def used(self, node: PrefixNode, ttl: float | None, *, pin: bool, now: float) -> None:
+    def used(self, node: PrefixNode, ttl: float | None, *, pin_for: float = 0.0, now: float) -> None:
         """A request uses the K/V of `node`."""
         if node.ttl is not None:
             node.ttl = None if ttl is None else max(node.ttl, ttl)
-        self._note(node, pin, now)
+        self._note(node, pin_for, now)
 
-    def _note(self, node: PrefixNode, pin: bool, now: float) -> None:
+    def _note(self, node: PrefixNode, pin_for: float, now: float) -> None:
         node.last_use = now
-        if node.ttl is not None and (node.due is None or now + node.ttl < node.due):
-            self._look_at(node, now + node.ttl)
+        if pin_for > 0.0:
+            self._pin(node, now + pin_for)
+        self._look_again(node, now)
+
+    def _pin(self, node: PrefixNode, until: float) -> None:
         block = node.block
-        if pin and block is not None and not (node.is_tail or block.pinned) and self._pool.pinned < self._max_pinned:
+        if block is None or node.is_tail:
+            return
+        if block.pinned:
+            node.pinned_until = max(node.pinned_until, until)
+        elif self._pool.pinned < self._max_pinned:
             self._pool.pin(block)
+            node.pinned_until = until
 
     def expire(self, now: float) -> int:
-        """Drop what has outlived its time and is in nobody's use. Returns the number of blocks."""
+        """End pins, and drop what outlived its time and is in nobody's use. Returns the number of blocks dropped."""
         dropped = 0
         while self._due and self._due[0][0] <= now:
             noted, _, node = heapq.heappop(self._due)
             if noted != node.due:
                 continue
             node.due = None
-            if node.block is None or node.ttl is None:
+            block = node.block
+            if block is None:
                 continue
-            due = node.last_use + node.ttl
-            if node.block.ref_count == 0 and due <= now:
+            if block.pinned and node.pinned_until <= now:
+                self._pool.unpin(block)
+            if node.ttl is not None and block.ref_count == 0 and node.last_use + node.ttl <= now:
                 self._tree.drop(node, MissReason.EXPIRED)
                 dropped += 1
             else:
-                self._look_at(node, due if due > now else now + 1.0)
+                self._look_again(node, now)
         return dropped
 
-    def _look_at(self, node: PrefixNode, due: float) -> None:
-        node.due = due
-        heapq.heappush(self._due, (due, next(self._order), node))
+    def _look_again(self, node: PrefixNode, now: float) -> None:
+        """See that `node` is looked at by the time that something is to happen to it."""
+        times = []
+        if node.ttl is not None:
+            times.append(node.last_use + node.ttl)
+        if node.block is not None and node.block.pinned and node.pinned_until < float("inf"):
+            times.append(node.pinned_until)
+        if not times:
+            return
+        due = min(times)
+        if due <= now:
+            due = now + 1.0  # it is in use, or it would have gone
+        if node.due is None or due < node.due:
+            node.due = due
+            heapq.heappush(self._due, (due, next(self._order), node))

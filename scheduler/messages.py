@@ -9,6 +9,8 @@ Every accepted request gets exactly one `RequestOutput` with a `finish_reason`; 
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -29,6 +31,10 @@ class SamplingParams:
     `top_k` 0 means every token. `logprobs` is the number of alternatives wanted besides the chosen token
     (0 gives the chosen token's alone, None gives nothing). `seed` is always a number here: the server draws one
     when the client gave none, so that a preempted request continues with the noise it began with.
+
+    Token ids lie in the vocabulary. `logit_bias` names each token once; it is added before penalties and temperature.
+    `bad_words` are token sequences, none empty: the last token of one may not be chosen where the output ends with the
+    rest. A request that leaves itself no token to choose ends in an error.
     """
 
     max_tokens: int
@@ -46,16 +52,45 @@ class SamplingParams:
     ignore_eos: bool = False
     min_tokens: int = 0
     choice: int = 0
+    logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, what is added to its logit)
+    allowed_token_ids: tuple[int, ...] | None = None  # None: all
+    bad_words: tuple[tuple[int, ...], ...] = ()
+
+    def named_tokens(self) -> Iterator[tuple[str, int]]:
+        """Every token id that a field names, with the field's name."""
+        yield from (("stop_token_ids", token) for token in self.stop_token_ids)
+        yield from (("logit_bias", token) for token, _ in self.logit_bias)
+        yield from (("allowed_token_ids", token) for token in self.allowed_token_ids or ())
+        yield from (("bad_words", token) for word in self.bad_words for token in word)
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixPin:
+    """Keep the blocks that hold a prompt's first `tokens` tokens from eviction, for `seconds` after each request that
+    asks for it. Then they are cached like others."""
+
+    tokens: int
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class CacheControl:
-    """What one request may do with the cache, and how long what it uses should stay."""
+    """What one request may do with the cache, and how long what it uses should stay.
+
+    Pins are bounded by the pool's share for them. `pin` is for all that the request uses, `prefix_pins` for the
+    beginning of its prompt.
+    """
 
     read: bool = True  # use cached K/V
     write: bool = True  # leave K/V for others
     ttl: float | None = None  # seconds after the last use; None: until evicted
-    pin: bool = False  # keep from eviction, within the pool's share for pins
+    pin: bool = False  # keep from eviction, for as long as `ttl` says
+    prefix_pins: tuple[PrefixPin, ...] = ()
+
+    def pinned_for(self, position: int) -> float:
+        """Seconds for which a block that begins at `position` is kept from eviction; 0.0 for not at all."""
+        always = (math.inf if self.ttl is None else self.ttl) if self.pin else 0.0
+        return max(always, *(pin.seconds for pin in self.prefix_pins if pin.tokens > position), 0.0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,7 +103,10 @@ class BlockTables:
     def _note_use(self, request: Request, block: Block | None, now: float) -> None:
         if block is not None and block.published:
             assert block.node is not None
-            self._retention.used(block.node, request.cache.ttl, pin=request.cache.pin, now=now)
+            self._retention.used(block.node, request.cache.ttl, pin_for=self._pin_for(request, block.node), now=now)
+
+    def _pin_for(self, request: Request, node: PrefixNode) -> float:
+        return request.cache.pinned_for(node.index * self._block_size)
 
     def _hold_copy_sources(self, match: Match, spare: int) -> None:
         """Reference the siblings to copy from, so far as that leaves enough blocks for what must be allocated."""
@@ -217,7 +220,7 @@ class BlockTables:
         if was_there:
             self._note_use(request, kept, now)
         else:
-            self._retention.published(node, request.cache.ttl, pin=request.cache.pin, now=now)
+            self._retention.published(node, request.cache.ttl, pin_for=self._pin_for(request, node), now=now)
         if kept is not block:
             self._pool.share(kept)
             request.table[index] = kept
@@ -290,7 +293,7 @@ class BlockTables:
         start = index * self._block_size
         if self._tree.publish_tail(parent, _encoded(request, start, start + block.written), block):
             assert block.node is not None
-            self._retention.published(block.node, request.cache.ttl, pin=False, now=now)
+            self._retention.published(block.node, request.cache.ttl, now=now)
 
     def _let_go(self, block: Block) -> None:
         if block.ref_count == 1 and block.node is not None and not block.published:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from scheduler.messages import CacheControl
+from scheduler.messages import CacheControl, PrefixPin
 from tests.recovery.harness import Watched, make_engine
 
 PROMPT = random.Random(13).choices(range(3, 160), k=128)
@@ -116,3 +116,22 @@ def test_pins_give_way_rather_than_block_the_server(checkpoint: Path) -> None:
     expected = Watched(make_engine(checkpoint)).complete(PROMPT[::-1] * 2 + PROMPT[:40], 24)
     assert world.complete(PROMPT[::-1] * 2 + PROMPT[:40], 24) == expected
     assert world.engine.stats().pinned_blocks == 0
+
+
+def test_a_pin_of_a_prefix_is_of_the_blocks_that_hold_it_and_ends(checkpoint: Path) -> None:
+    world = Watched(make_engine(checkpoint, num_blocks=40))
+    at(world, 0.0)
+    send(world, PROMPT, prefix_pins=(PrefixPin(16, 3600.0), PrefixPin(40, 300.0)))
+    pinned = [world.node(PROMPT, index).block.pinned for index in range(8)]  # type: ignore[union-attr]
+    assert pinned == [True, True, True, False, False, False, False, False]
+    at(world, 299.0)
+    assert world.engine.stats().pinned_blocks == 3
+    send(world, PROMPT, prefix_pins=(PrefixPin(20, 300.0),))
+    at(world, 300.0)
+    assert world.engine.stats().pinned_blocks == 2
+    for seed in range(10):
+        send(world, random.Random(seed).choices(range(3, 160), k=300))
+    assert send(world) == list(range(32, 128))
+    at(world, 3600.0)
+    assert world.engine.stats().pinned_blocks == 0
+    assert world.engine.pool.cached > 30

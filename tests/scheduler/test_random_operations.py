@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from cache.identity import BlockHash
-from scheduler.messages import CacheControl, FinishReason
+from scheduler.messages import CacheControl, FinishReason, PrefixPin
 from tests.scheduler.world import IDENTITY, World, dense
 
 STEMS = [[7] * 40, [7] * 9 + [8] * 31, [7] * 20 + [9] * 20, list(range(40))]
@@ -22,6 +22,7 @@ CONTROLS = [CacheControl()] * 4 + [
     CacheControl(read=False, write=False),
     CacheControl(ttl=3.0),
     CacheControl(pin=True),
+    CacheControl(prefix_pins=(PrefixPin(20, 0.5), PrefixPin(9, 3.0))),
 ]
 IDENTITIES = [IDENTITY, IDENTITY, BlockHash(b"another identity")]
 
