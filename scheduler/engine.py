@@ -131,6 +131,9 @@ class Engine:
         for index, token in enumerate(request.prompt_token_ids):
             if not 0 <= token < self.info.vocab_size:
                 return _refusal(request, f"prompt token {index} is {token}, outside the vocabulary")
+        for field, token in request.params.named_tokens():
+            if not 0 <= token < self.info.vocab_size:
+                return _refusal(request, f"{field} names token {token}, outside the vocabulary")
         if request.params.prompt_logprobs is not None:  # a reused position has no logits
             request = replace(request, cache=replace(request.cache, read=False))
         try:
@@ -341,7 +344,7 @@ def _as_logprobs(token: SampledToken) -> TokenLogprobs:
 
 def _as_sampled(choice: SampledToken | SamplingFailure) -> Sampled:
     if isinstance(choice, SamplingFailure):
-        return Sampled(error=choice.message)
+        return Sampled(error=choice.message, is_broken=choice.is_broken)
     return Sampled(choice.token_id, None if choice.logprob is None else _as_logprobs(choice))
 
 

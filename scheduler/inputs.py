@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -11,8 +12,9 @@ from numpy.typing import NDArray
 from model.inputs import AdapterRows, StepInputs
 from model.lora import LoraAdapter
 from model.sampler import SampleRow
+from model.sampler.adjust import is_penalized
+from model.sampler.rows import TokenMask
 from scheduler.batch import Batch, Span
-from scheduler.messages import SamplingParams
 from scheduler.request import Request
 
 
@@ -36,24 +38,25 @@ def flatten(batch: Batch, block_size: int, device: torch.device) -> StepInputs:
     )
 
 
-def sample_rows(requests: Iterable[Request], eos_token_ids: tuple[int, ...]) -> list[SampleRow]:
-    """What the sampler needs to know of each request whose next token is drawn."""
-    return [_sample_row(request, eos_token_ids) for request in requests]
+def sample_rows(
+    requests: Iterable[Request], eos_token_ids: tuple[int, ...], masks: Mapping[str, TokenMask] = MappingProxyType({})
+) -> list[SampleRow]:
+    """What the sampler needs to know of each request whose next token is drawn. `masks` are by request id: what a
+    grammar allows next."""
+    return [_sample_row(request, eos_token_ids, masks.get(request.request_id)) for request in requests]
 
 
-def _sample_row(request: Request, eos_token_ids: tuple[int, ...]) -> SampleRow:
-    penalized = _is_penalized(request.params)  # else nobody reads the history, and long prompts are not copied
+def _sample_row(request: Request, eos_token_ids: tuple[int, ...], mask: TokenMask | None) -> SampleRow:
+    params = request.params
+    penalized = is_penalized(params)  # else nobody reads the history, and long prompts are not copied
     return SampleRow(
-        params=request.params,
+        params=params,
         position=len(request.tokens),
         prompt_ids=request.tokens[: request.prompt_len] if penalized else (),
-        output_ids=request.tokens[request.prompt_len :] if penalized else (),
+        output_ids=request.tokens[request.prompt_len :] if penalized or params.bad_words else (),
         banned_ids=_banned(request, eos_token_ids),
+        mask=mask,
     )
-
-
-def _is_penalized(params: SamplingParams) -> bool:
-    return params.repetition_penalty != 1.0 or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
 
 
 def _tokens(spans: list[Span]) -> Iterator[int]:

@@ -37,11 +37,13 @@ class RequestRefused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """What the sampler chose for one request of a batch; or, with `error`, why it could not."""
+    """What the sampler chose for one request of a batch; or, with `error`, why it could not: because its logits, and so
+    its K/V, are `is_broken`, or because the request left nothing to choose from."""
 
     token_id: int = -1
     logprobs: TokenLogprobs | None = None
     error: str | None = None
+    is_broken: bool = False
 
 
 def _rank(request: Request) -> tuple[int, int]:
@@ -228,9 +230,9 @@ class Scheduler:
         self._account(batch)
         outputs = []
         for request in batch.sampled:
-            error = sampled[request.request_id].error
-            if error is not None:
-                outputs.append(self._distrust(request, error, now))
+            choice = sampled[request.request_id]
+            if choice.error is not None and choice.is_broken:
+                outputs.append(self._distrust(request, choice.error, now))
         for request in batch.requests:
             if request.status is RequestStatus.RUNNING:
                 self._tables.publish_full(request, now)
@@ -258,6 +260,8 @@ class Scheduler:
             self.totals.recomputed_tokens += again
 
     def _append(self, request: Request, sampled: Sampled, now: float) -> RequestOutput:
+        if sampled.error is not None:
+            return self._finish(request, FinishReason.ERROR, now, sampled.error)
         first = request.usage is None
         if first:
             request.usage = request.ledger.usage()

@@ -20,6 +20,7 @@ PLAIN = SamplingParams(max_tokens=1, seed=0)
 GREEDY = replace(PLAIN, temperature=0.0)
 
 rows_of_logits = st.lists(st.floats(-20, 20, width=32), min_size=VOCAB, max_size=VOCAB)
+tokens = st.integers(0, VOCAB - 1)
 params_of_any_kind = st.builds(
     SamplingParams,
     max_tokens=st.just(1),
@@ -33,8 +34,14 @@ params_of_any_kind = st.builds(
     presence_penalty=st.sampled_from([0.0, -1.0, 1.5]),
     frequency_penalty=st.sampled_from([0.0, -0.5, 2.0]),
     logprobs=st.sampled_from([None, 0, 3]),
+    logit_bias=st.dictionaries(tokens, st.sampled_from([-100.0, -1.5, 0.3, 100.0]), max_size=5).map(
+        lambda bias: tuple(bias.items())
+    ),
+    allowed_token_ids=st.none() | st.lists(tokens, min_size=1).map(tuple),
+    bad_words=st.lists(st.lists(tokens, min_size=1, max_size=3).map(tuple), max_size=4).map(tuple),
 )
-histories = st.lists(st.integers(0, VOCAB - 1), max_size=12)
+histories = st.lists(tokens, max_size=12)
+masks = st.none() | st.sets(tokens, min_size=1)
 
 
 def _sample(logits: list[float] | np.ndarray, row: SampleRow) -> SampledToken | SamplingFailure:
@@ -47,17 +54,38 @@ def _token(logits: list[float] | np.ndarray, row: SampleRow) -> int:
     return sampled.token_id
 
 
-def _naive_support(logits: list[float], row: SampleRow) -> dict[int, float]:
+def _packed(allowed: set[int] | None, vocab_size: int = VOCAB) -> np.ndarray | None:
+    if allowed is None:
+        return None
+    words = [sum(1 << bit for bit in range(32) if 32 * word + bit in allowed) for word in range(-(-vocab_size // 32))]
+    return np.array(words, dtype=np.uint32)
+
+
+def _naive_allowed(row: SampleRow, mask: set[int] | None) -> set[int]:
+    left = set(range(VOCAB)) - set(row.banned_ids)
+    left &= set(range(VOCAB)) if mask is None else mask
+    if row.params.allowed_token_ids is not None:
+        left &= set(row.params.allowed_token_ids)
+    said = tuple(row.output_ids)
+    return left - {word[-1] for word in row.params.bad_words if said[len(said) - len(word) + 1 :] == word[:-1]}
+
+
+def _naive_support(logits: list[float], row: SampleRow, mask: set[int] | None = None) -> dict[int, float]:
     """Token id -> probability after everything, written as plainly as possible."""
     params = row.params
     changed = [float(np.float32(value)) for value in logits]
+    for token, bias in params.logit_bias:
+        changed[token] = float(np.float32(changed[token] + bias))
     for token in set(row.prompt_ids) | set(row.output_ids):
         value = changed[token]
         changed[token] = value / params.repetition_penalty if value > 0 else value * params.repetition_penalty
     for token in set(row.output_ids):
         count = list(row.output_ids).count(token)
         changed[token] -= params.frequency_penalty * count + params.presence_penalty
-    alive = {token: value for token, value in enumerate(changed) if token not in row.banned_ids}
+    allowed = _naive_allowed(row, mask)
+    alive = {token: float(np.float32(value)) for token, value in enumerate(changed) if token in allowed}
+    if not alive:
+        return {}
     peak = max(alive.values())
     if params.temperature < 1e-5:
         return {min(token for token, value in alive.items() if value == peak): 1.0}
@@ -76,13 +104,23 @@ def _naive_support(logits: list[float], row: SampleRow) -> dict[int, float]:
     return {token: weight[token] / total for token in kept if weight[token] > 0}
 
 
-@settings(max_examples=300, deadline=None)
-@given(rows_of_logits, params_of_any_kind, histories, histories, st.sets(st.integers(0, VOCAB - 2), max_size=5))
-def test_a_token_is_one_that_the_filters_leave(
-    logits: list[float], params: SamplingParams, prompt: list[int], output: list[int], banned: set[int]
+@settings(max_examples=400, deadline=None)
+@given(rows_of_logits, params_of_any_kind, histories, histories, st.sets(st.integers(0, VOCAB - 2), max_size=5), masks)
+def test_a_token_is_one_that_is_allowed_and_that_the_filters_leave(
+    logits: list[float],
+    params: SamplingParams,
+    prompt: list[int],
+    output: list[int],
+    banned: set[int],
+    mask: set[int] | None,
 ) -> None:
-    row = SampleRow(params, len(prompt) + len(output), prompt, output, sorted(banned))
-    assert _token(logits, row) in _naive_support(logits, row)
+    row = SampleRow(params, len(prompt) + len(output), prompt, output, sorted(banned), _packed(mask))
+    support = _naive_support(logits, row, mask)
+    if support:
+        assert _token(logits, row) in support
+    else:
+        failure = _sample(logits, row)
+        assert isinstance(failure, SamplingFailure) and not failure.is_broken
 
 
 @settings(max_examples=100, deadline=None)
@@ -200,9 +238,82 @@ def test_a_broken_row_fails_alone(broken: float) -> None:
         assert isinstance(third, SampledToken)
 
 
-def test_nothing_left_to_choose_is_a_failure() -> None:
-    assert isinstance(_sample([0.0, 1.0], SampleRow(PLAIN, 0, banned_ids=(0, 1))), SamplingFailure)
-    assert isinstance(_sample([-math.inf, -math.inf], SampleRow(PLAIN, 0)), SamplingFailure)
+def test_nothing_left_to_choose_is_the_requests_failure_not_the_networks() -> None:
+    for params, banned in (
+        (PLAIN, (0, 1)),
+        (replace(PLAIN, allowed_token_ids=(1,)), (1,)),
+        (replace(GREEDY, bad_words=((0,), (1,))), ()),
+        (replace(GREEDY, allowed_token_ids=()), ()),
+    ):
+        failure = _sample([0.0, 1.0], SampleRow(params, 3, banned_ids=banned))
+        assert isinstance(failure, SamplingFailure) and not failure.is_broken and "position 3" in failure.message
+    nothing = _sample([0.0, 1.0], SampleRow(PLAIN, 0, mask=np.zeros(1, dtype=np.uint32)))
+    assert isinstance(nothing, SamplingFailure) and not nothing.is_broken
+    broken = _sample([-math.inf, -math.inf], SampleRow(PLAIN, 0))
+    assert isinstance(broken, SamplingFailure) and broken.is_broken
+
+
+# -- what changes the logits -----------------------------------------------------------------------------------------
+
+
+def test_a_bias_is_added_to_the_logit() -> None:
+    logits = [0.0, 1.0, 2.0]
+    assert _token(logits, SampleRow(replace(GREEDY, logit_bias=((0, 2.5),)), 0)) == 0
+    assert _token(logits, SampleRow(replace(GREEDY, logit_bias=((2, -1.5), (0, 0.5))), 0)) == 1
+    # It is added before the penalty, which halves what has become positive: (1.5 + 1) / 2 < 1.4 < 1.5 / 2 + 1.
+    row = SampleRow(replace(GREEDY, logit_bias=((0, 1.0),), repetition_penalty=2.0), 1, (0,))
+    assert _token([1.5, 1.4], row) == 1
+
+
+def test_only_allowed_tokens_are_chosen() -> None:
+    params = replace(PLAIN, allowed_token_ids=(4, 7, 4), temperature=3.0)
+    assert {_token([0.0] * 9, SampleRow(params, position)) for position in range(100)} == {4, 7}
+    assert _token(list(range(9)), SampleRow(replace(GREEDY, allowed_token_ids=(5, 2)), 0)) == 5
+
+
+@pytest.mark.parametrize(
+    ("word", "output", "is_banned"),
+    [
+        ((2,), [], True),
+        ((1, 2), [], False),
+        ((1, 2), [1], True),
+        ((1, 2), [1, 0], False),
+        ((0, 1, 2), [1], False),
+        ((0, 1, 2), [5, 0, 1], True),
+        ((0, 1, 2), [0, 1, 2], False),
+        ((1, 1, 2), [0, 1], False),
+    ],
+)
+def test_the_last_token_of_a_bad_word_is_banned_after_the_others(
+    word: tuple[int, ...], output: list[int], is_banned: bool
+) -> None:
+    row = SampleRow(replace(GREEDY, bad_words=(word,)), 9, (0, 1), output)
+    assert (_token([0.0, 1.0, 2.0], row) == 1) is is_banned
+
+
+@pytest.mark.parametrize("dtype", [np.uint32, np.int32])
+@pytest.mark.parametrize("vocab_size", [31, 32, 33, 100])
+def test_a_mask_has_a_bit_for_each_token(dtype: type, vocab_size: int) -> None:
+    logits = np.linspace(0, 1, vocab_size)
+    for allowed in ({0}, {vocab_size - 1}, {3, 30}, set(range(0, vocab_size, 7))):
+        packed = _packed(allowed, vocab_size)
+        assert packed is not None
+        assert _token(logits, SampleRow(GREEDY, 0, mask=packed.view(dtype))) == max(allowed)
+        drawn = {
+            _token(logits, SampleRow(PLAIN, position, mask=packed.view(dtype))) for position in range(20 * len(allowed))
+        }
+        assert drawn <= allowed and len(drawn) > len(allowed) // 2
+
+
+def test_the_bits_past_the_vocabulary_mean_nothing() -> None:
+    full = np.full(2, -1, dtype=np.int32)
+    assert _token([0.0] * 32 + [1.0], SampleRow(GREEDY, 0, mask=full)) == 32
+
+
+@pytest.mark.parametrize("words", [0, 1, 3])
+def test_a_mask_of_another_vocabulary_is_refused(words: int) -> None:
+    with pytest.raises(ValueError, match="2 words"):
+        _sample([0.0] * 33, SampleRow(GREEDY, 0, mask=np.zeros(words, dtype=np.uint32)))
 
 
 def test_tokens_at_minus_infinity_are_never_drawn() -> None:

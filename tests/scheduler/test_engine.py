@@ -170,6 +170,40 @@ def test_what_could_never_run_is_refused_at_once(
     assert not reference.engine.has_work
 
 
+@pytest.mark.parametrize(
+    "named",
+    [
+        {"stop_token_ids": (VOCAB_SIZE,)},
+        {"logit_bias": ((VOCAB_SIZE, 1.0),)},
+        {"allowed_token_ids": (0, -1)},
+        {"bad_words": ((1, VOCAB_SIZE),)},
+    ],
+)
+def test_a_field_that_names_no_token_would_fail_the_whole_step_so_it_is_refused(
+    reference: Watched, named: dict[str, object]
+) -> None:
+    params = SamplingParams(max_tokens=1, seed=0, **named)  # type: ignore[arg-type]
+    output = reference.engine.add(GenerationRequest("r", (5,), params))
+    assert output is not None and output.finish_reason is FinishReason.ERROR
+    assert "outside the vocabulary" in str(output.error) and next(iter(named)) in str(output.error)
+    assert not reference.engine.has_work
+
+
+def test_what_bans_biases_and_bad_words_say_is_done(reference: Watched) -> None:
+    def first_two(**sampling: object) -> list[int]:
+        name = reference.submit(PROMPT, 2, **sampling)  # type: ignore[arg-type]
+        reference.run()
+        return reference.tokens(name)
+
+    first, second = first_two()
+    others = tuple(set(range(VOCAB_SIZE)) - {first})
+    assert first_two(logit_bias=((first, -100.0),))[0] != first
+    assert first_two(allowed_token_ids=others)[0] != first
+    assert first_two(bad_words=((first,),))[0] != first
+    again = first_two(bad_words=((first, second),))
+    assert again[0] == first and again[1] != second
+
+
 def test_an_adapter_nobody_loaded_is_refused(reference: Watched) -> None:
     assert "adapter" in str(refusal(reference, [5], adapter="unknown").error)
     assert not reference.engine.has_work

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from scheduler.messages import FinishReason
+from scheduler.scheduler import Sampled
 from tests.scheduler.world import World, dense
 
 P = list(range(64))
@@ -127,3 +128,19 @@ def test_a_holder_of_bad_blocks_publishes_nothing() -> None:
     assert world.ends["sharer"] == [FinishReason.ERROR]
     assert world.complete("again", SHARER) == [(0, 10), (10, 12)]
     assert world.tokens["again"] == dense(SHARER, 1)
+
+
+def test_a_request_that_left_itself_nothing_to_choose_fails_and_its_kv_stay() -> None:
+    world = small()
+    world.add("strict", P[:10], 5)
+    world._run = lambda batch: (  # type: ignore[method-assign]
+        world._write(batch, set()),
+        {request.request_id: Sampled(error="nothing left") for request in batch.sampled},
+    )[1]
+    world.step()
+    del world._run  # type: ignore[method-assign]
+    world.check()
+    assert world.ends["strict"] == [FinishReason.ERROR] and world.outputs["strict"][-1].error == "nothing left"
+    assert not world.scheduler.to_zero
+    assert world.complete("again", P[:10]) == [(8, 10)]
+    assert world.tokens["again"] == dense(P[:10], 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -156,3 +157,16 @@ def test_what_would_end_a_request_too_early_is_banned(sampling: dict[str, object
     _, request = one_request(**sampling)
     (row,) = sample_rows([request], (7, 8))
     assert sorted(row.banned_ids) == banned
+
+
+def test_the_output_is_handed_over_where_bad_words_are_looked_for_in_it() -> None:
+    world, request = one_request(bad_words=((1, 2),))
+    (row,) = sample_rows([request], ())
+    assert list(row.prompt_ids) == [] and list(row.output_ids) == world.tokens["a"]
+
+
+def test_a_mask_goes_to_the_row_of_its_request() -> None:
+    world, request = one_request()
+    mask = np.zeros(4, dtype=np.uint32)
+    assert sample_rows([request], (), {"a": mask})[0].mask is mask
+    assert sample_rows([request], (), {"b": mask})[0].mask is None

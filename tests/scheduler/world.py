@@ -150,7 +150,7 @@ class World:
     def _sample(self, request: Request) -> Sampled:
         values = [self.slots[self._slot(request, position)] for position in range(len(request.tokens))]
         if POISON in values:
-            return Sampled(error="not finite")
+            return Sampled(error="not finite", is_broken=True)
         for block in request.table:
             assert block is not None
             left = [self.slots.get((block.block_id, slot)) for slot in range(self.block_size)]
