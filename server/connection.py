@@ -7,7 +7,6 @@ import logging
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-import orjson
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -15,12 +14,11 @@ from server.answers import Format
 from server.choice import Delta
 from server.errors import ApiError, ClientDisconnected, EngineFailure
 from server.generation import Generation
+from server.wire import DATA_WIRE, Json, Wire
 
 Result = TypeVar("Result")
 
 log = logging.getLogger("pagekv")
-
-DONE = b"data: [DONE]\n\n"
 
 
 async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:
@@ -43,25 +41,24 @@ async def disconnected(receive: Receive) -> None:
         pass
 
 
-def event(content: Any) -> bytes:
-    return b"data: " + orjson.dumps(content) + b"\n\n"
-
-
 class EventStream(Response):
-    """The chunks of a generation as server-sent events, then `[DONE]`.
+    """The chunks of a generation as server-sent events, spelled by `wire`.
 
     Nothing is read from the generation while the client's socket takes no more, so a slow reader holds back only
-    itself. An error after the start is an event of its own, ahead of `[DONE]`.
+    itself. An error after the start is an event of its own, ahead of the wire's end.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, generation: Generation, answer: Format, first: tuple[int, Delta] | None) -> None:
+    def __init__(
+        self, generation: Generation, answer: Format, first: tuple[int, Delta] | None, wire: Wire = DATA_WIRE
+    ) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._generation = generation
         self._answer = answer
         self._first = first
+        self._wire = wire
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -76,21 +73,23 @@ class EventStream(Response):
         try:
             await self._pump_chunks(send)
         except ApiError as error:
-            await self._send(send, event(error.body()))
+            await self._send(send, self._wire.failure(error))
         except Exception:
             log.exception("an answer failed after its stream had begun")
-            await self._send(send, event(EngineFailure("The server failed while it wrote this answer.").body()))
-        await send({"type": "http.response.body", "body": DONE, "more_body": False})
+            failure = EngineFailure("The server failed while it wrote this answer.")
+            await self._send(send, self._wire.failure(failure))
+        await send({"type": "http.response.body", "body": self._wire.end(), "more_body": False})
 
     async def _pump_chunks(self, send: Send) -> None:
         choices = self._generation.choices
-        await self._send(send, *map(event, self._answer.opening(len(choices))))
+        await self._send(send, self._answer.opening(len(choices)))
         step = self._first
         while step is not None:
-            await self._send(send, *map(event, self._answer.chunks(*step)))
+            await self._send(send, self._answer.chunks(*step))
             step = await self._generation.next()
-        await self._send(send, *map(event, self._answer.closing(choices)))
+        await self._send(send, self._answer.closing(choices))
 
-    async def _send(self, send: Send, *events: bytes) -> None:
-        if events:
-            await send({"type": "http.response.body", "body": b"".join(events), "more_body": True})
+    async def _send(self, send: Send, contents: list[Json]) -> None:
+        if contents:
+            body = b"".join(map(self._wire.event, contents))
+            await send({"type": "http.response.body", "body": body, "more_body": True})

@@ -17,6 +17,7 @@ from server.generation import Generation
 from server.prepare import Prepared, engine_request
 from server.protocol import GenerationBody
 from server.state import ServerState
+from server.wire import DATA_WIRE, Wire
 
 log = logging.getLogger("pagekv")
 
@@ -29,6 +30,7 @@ async def respond(
     prepared: Sequence[Prepared],
     *,
     continues: bool,
+    wire: Wire = DATA_WIRE,
 ) -> Response:
     """One choice for each prompt, whose text it `continues`, or else answers with a text of its own.
 
@@ -43,7 +45,7 @@ async def respond(
     try:
         if body.stream:
             first = await until_disconnect(request.receive, generation.next())
-            return EventStream(generation, answer, first)
+            return EventStream(generation, answer, first, wire)
         await until_disconnect(request.receive, generation.run())
     except BaseException:
         generation.close()

@@ -1,0 +1,48 @@
+"""How a stream of answers is spelled as server-sent events; the APIs differ in it."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import orjson
+
+from server.errors import ApiError
+
+Json = dict[str, Any]
+
+
+class Wire(Protocol):
+    def event(self, content: Json) -> bytes:
+        """One event."""
+
+    def failure(self, error: ApiError) -> list[Json]:
+        """The contents of the events that tell of an error after the stream has begun."""
+
+    def end(self) -> bytes:
+        """What comes after the last event."""
+
+
+class DataWire:
+    """Completions and chat: data alone, and `[DONE]` at the end."""
+
+    def event(self, content: Json) -> bytes:
+        return b"data: " + orjson.dumps(content) + b"\n\n"
+
+    def failure(self, error: ApiError) -> list[Json]:
+        return [error.body()]
+
+    def end(self) -> bytes:
+        return b"data: [DONE]\n\n"
+
+
+class NamedWire:
+    """Events that bear the name of their content's `type`, and nothing after the last."""
+
+    def event(self, content: Json) -> bytes:
+        return b"event: " + content["type"].encode() + b"\ndata: " + orjson.dumps(content) + b"\n\n"
+
+    def end(self) -> bytes:
+        return b""
+
+
+DATA_WIRE = DataWire()
