@@ -93,11 +93,30 @@ class CacheControl:
         return max(always, *(pin.seconds for pin in self.prefix_pins if pin.tokens > position), 0.0)
 
 
+class GrammarKind(StrEnum):
+    """What a Grammar's text is."""
+
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"  # the whole text matches it
+    CHOICE = "choice"  # a JSON list of strings; the text is one of them
+    GRAMMAR = "grammar"  # in Lark's spelling or GBNF
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What the text of a generation must match, from its first token on."""
+
+    kind: GrammarKind
+    text: str
+
+
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """One generation. Lower `priority` is served first (vLLM's convention), then the earlier arrival.
 
-    Requests with different `cache_salt` or `adapter` never share K/V. `adapter` is the name of a loaded one.
+    Requests with different `cache_salt` or `adapter` never share K/V. `adapter` is the name of a loaded one. `after` is
+    the id of an earlier request for the same prompt, another choice of it: this one waits until that one's prefill has
+    ended, or it has, and then takes over what it can of its K/V.
     """
 
     request_id: str
@@ -108,6 +127,8 @@ class GenerationRequest:
     adapter: str | None = None
     cache: CacheControl = CacheControl()
     report: bool = False  # the output with the first token carries a CacheReport
+    after: str | None = None
+    grammar: Grammar | None = None
 
 
 @dataclass(frozen=True, slots=True)

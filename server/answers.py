@@ -11,6 +11,7 @@ from typing import Any, Protocol, Self
 from scheduler.messages import CacheReport
 from server.choice import Choice, Delta, TokenEntry
 from server.logprobs import chat_logprobs, completion_logprobs, prompt_logprobs
+from server.prepare import Prepared
 from server.protocol import GenerationBody
 from server.reports import report_json
 from server.tokenizer import Tokenizer
@@ -20,16 +21,49 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Extras:
-    """What an answer tells besides its text. `stream_usage` and `report` come with the last chunk of a stream."""
+    """What an answer tells besides its text. `stream_usage` and `report` come with the last chunk of a stream.
+
+    `prompts` are the token ids of each prompt, which has `n` choices one after the other; `request_id` is the client's.
+    """
 
     logprobs: bool = False
     prompt_logprobs: int | None = None  # alternatives per token
     stream_usage: bool = False
     report: bool = False
+    continuous_usage: bool = False
+    token_ids: bool = False
+    tokens_as_ids: bool = False
+    request_id: str | None = None
+    prompts: tuple[tuple[int, ...], ...] = ()
+    n: int = 1
 
     @classmethod
-    def of(cls, body: GenerationBody) -> Self:
-        return cls(body.logprobs_wanted is not None, body.prompt_logprobs, body.include_usage, body.cache_report)
+    def of(cls, body: GenerationBody, prepared: Sequence[Prepared] = ()) -> Self:
+        return cls(
+            logprobs=body.logprobs_wanted is not None,
+            prompt_logprobs=body.prompt_logprobs,
+            stream_usage=body.include_usage,
+            report=body.cache_report,
+            continuous_usage=body.continuous_usage,
+            token_ids=body.return_token_ids,
+            tokens_as_ids=body.return_tokens_as_token_ids,
+            request_id=body.request_id,
+            prompts=tuple(each.prompt.token_ids for each in prepared),
+            n=body.n,
+        )
+
+    def prompt_of(self, index: int) -> tuple[int, ...]:
+        """The token ids that choice `index` goes on from."""
+        return self.prompts[index // self.n]
+
+    def answer_id(self, kind: str) -> str:
+        return f"{kind}-{self.request_id or uuid.uuid4().hex}"
+
+    def chunk_usage(self, index: int, num_tokens: int) -> Json:
+        """`usage` of a chunk, which has that field only for those who asked: None, or that of its choice so far."""
+        if self.continuous_usage:
+            return {"usage": usage_of(len(self.prompt_of(index)), num_tokens)}
+        return {"usage": None} if self.stream_usage else {}
 
     def reported(self, report: CacheReport | None) -> Json:
         return {"cache_report": report_json(report)} if self.report and report is not None else {}
@@ -41,14 +75,14 @@ class Format(Protocol):
     id: str
 
     def whole(self, choices: Sequence[Choice]) -> Json: ...
-    def opening(self, num_choices: int) -> list[Json]: ...
+    def opening(self, choices: Sequence[Choice]) -> list[Json]: ...
     def chunks(self, index: int, delta: Delta) -> list[Json]: ...
     def closing(self, choices: Sequence[Choice]) -> list[Json]: ...
 
 
 class CompletionFormat:
     def __init__(self, model: str, tokenizer: Tokenizer, extras: Extras) -> None:
-        self.id = f"cmpl-{uuid.uuid4().hex}"
+        self.id = extras.answer_id("cmpl")
         self._header: Json = {"id": self.id, "object": "text_completion", "created": int(time.time()), "model": model}
         self._tokenizer = tokenizer
         self._extras = extras
@@ -56,6 +90,7 @@ class CompletionFormat:
     def whole(self, choices: Sequence[Choice]) -> Json:
         made = [
             self._choice(index, choice.text, choice.entries, choice.finish_reason, choice.stop_reason)
+            | self._ids(index, choice.token_ids, first=True)
             | scored_prompt(choice, self._tokenizer, self._extras)
             for index, choice in enumerate(choices)
         ]
@@ -66,16 +101,19 @@ class CompletionFormat:
             **self._extras.reported(choices[0].report),
         }
 
-    def opening(self, num_choices: int) -> list[Json]:
+    def opening(self, choices: Sequence[Choice]) -> list[Json]:
         return []
 
     def chunks(self, index: int, delta: Delta) -> list[Json]:
         """Text goes ahead of the end, which is a chunk of its own."""
         made = []
-        if delta.text or delta.entries:
-            made.append(self._chunk(self._choice(index, delta.text, delta.entries, None, None)))
+        if delta.text or delta.entries or (self._extras.token_ids and delta.token_ids):
+            choice = self._choice(index, delta.text, delta.entries, None, None)
+            first = delta.num_tokens == len(delta.token_ids)
+            made.append(self._chunk(choice | self._ids(index, delta.token_ids, first=first), delta))
         if delta.finish_reason is not None:
-            made.append(self._chunk(self._choice(index, "", [], delta.finish_reason, delta.stop_reason)))
+            choice = self._choice(index, "", [], delta.finish_reason, delta.stop_reason)
+            made.append(self._chunk(choice | self._ids(index, (), first=False), delta))
             if not self._extras.stream_usage:
                 made[-1] |= self._extras.reported(delta.report)
         return made
@@ -83,11 +121,18 @@ class CompletionFormat:
     def closing(self, choices: Sequence[Choice]) -> list[Json]:
         return closing(self._header, choices, self._extras)
 
-    def _chunk(self, choice: Json) -> Json:
-        chunk = {**self._header, "choices": [choice]}
-        if self._extras.stream_usage:
-            chunk["usage"] = None
-        return chunk
+    def _chunk(self, choice: Json, delta: Delta) -> Json:
+        return {
+            **self._header,
+            "choices": [choice],
+            **self._extras.chunk_usage(choice["index"], delta.num_tokens),
+        }
+
+    def _ids(self, index: int, token_ids: Sequence[int], *, first: bool) -> Json:
+        """vLLM's: the prompt's ids with the first of a choice, its own with each."""
+        if not self._extras.token_ids:
+            return {}
+        return {"prompt_token_ids": self._extras.prompt_of(index) if first else None, "token_ids": token_ids}
 
     def _choice(
         self,
@@ -101,15 +146,18 @@ class CompletionFormat:
         return {
             "index": index,
             "text": text,
-            "logprobs": completion_logprobs(entries, self._tokenizer) if wanted else None,
+            "logprobs": self._logprobs(entries) if wanted else None,
             "finish_reason": finish_reason,
             "stop_reason": stop_reason,
         }
 
+    def _logprobs(self, entries: Sequence[TokenEntry]) -> Json:
+        return completion_logprobs(entries, self._tokenizer, as_ids=self._extras.tokens_as_ids)
+
 
 class ChatFormat:
     def __init__(self, model: str, tokenizer: Tokenizer, extras: Extras) -> None:
-        self.id = f"chatcmpl-{uuid.uuid4().hex}"
+        self.id = extras.answer_id("chatcmpl")
         self._header: Json = {"id": self.id, "created": int(time.time()), "model": model}
         self._tokenizer = tokenizer
         self._extras = extras
@@ -125,6 +173,7 @@ class ChatFormat:
                     "logprobs": self._chat_logprobs(choice.entries),
                     "finish_reason": choice.finish_reason,
                     "stop_reason": choice.stop_reason,
+                    **self._ids(choice.token_ids),
                 }
             )
         return {
@@ -132,20 +181,26 @@ class ChatFormat:
             "object": "chat.completion",
             "choices": made,
             "usage": usage(choices),
+            **self._prompt_ids(),
             **scored_prompt(choices[0], self._tokenizer, self._extras),
             **self._extras.reported(choices[0].report),
         }
 
-    def opening(self, num_choices: int) -> list[Json]:
-        return [self._chunk(index, {"role": "assistant", "content": ""}) for index in range(num_choices)]
+    def opening(self, choices: Sequence[Choice]) -> list[Json]:
+        opening = Delta(num_tokens=0)
+        said = {"role": "assistant", "content": ""}
+        return [self._chunk(index, said, opening) | self._prompt_ids() for index in range(len(choices))]
 
     def chunks(self, index: int, delta: Delta) -> list[Json]:
         made = []
-        if delta.text or delta.entries:
-            made.append(self._chunk(index, {"content": delta.text}, self._chat_logprobs(delta.entries)))
+        if delta.text or delta.entries or (self._extras.token_ids and delta.token_ids):
+            logprobs = self._chat_logprobs(delta.entries)
+            made.append(self._chunk(index, {"content": delta.text}, delta, logprobs))
+            made[-1]["choices"][0] |= self._ids(delta.token_ids)
         if delta.finish_reason is not None:
-            last = self._chunk(index, {})
+            last = self._chunk(index, {}, delta)
             last["choices"][0] |= {"finish_reason": delta.finish_reason, "stop_reason": delta.stop_reason}
+            last["choices"][0] |= self._ids(())
             if not self._extras.stream_usage:
                 last |= self._extras.reported(delta.report)
             made.append(last)
@@ -154,15 +209,25 @@ class ChatFormat:
     def closing(self, choices: Sequence[Choice]) -> list[Json]:
         return closing({**self._header, "object": "chat.completion.chunk"}, choices, self._extras)
 
-    def _chunk(self, index: int, delta: Json, logprobs: Json | None = None) -> Json:
-        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": None}
-        chunk = {**self._header, "object": "chat.completion.chunk", "choices": [choice]}
-        if self._extras.stream_usage:
-            chunk["usage"] = None
-        return chunk
+    def _chunk(self, index: int, said: Json, delta: Delta, logprobs: Json | None = None) -> Json:
+        choice = {"index": index, "delta": said, "logprobs": logprobs, "finish_reason": None}
+        return {
+            **self._header,
+            "object": "chat.completion.chunk",
+            "choices": [choice],
+            **self._extras.chunk_usage(index, delta.num_tokens),
+        }
+
+    def _ids(self, token_ids: Sequence[int]) -> Json:
+        return {"token_ids": token_ids} if self._extras.token_ids else {}
+
+    def _prompt_ids(self) -> Json:
+        return {"prompt_token_ids": self._extras.prompt_of(0)} if self._extras.token_ids else {}
 
     def _chat_logprobs(self, entries: Sequence[TokenEntry]) -> Json | None:
-        return chat_logprobs(entries, self._tokenizer) if self._extras.logprobs else None
+        if not self._extras.logprobs:
+            return None
+        return chat_logprobs(entries, self._tokenizer, as_ids=self._extras.tokens_as_ids)
 
 
 def scored_prompt(choice: Choice, tokenizer: Tokenizer, extras: Extras) -> Json:
@@ -179,13 +244,16 @@ def closing(header: Json, choices: Sequence[Choice], extras: Extras) -> list[Jso
 
 
 def usage(choices: Sequence[Choice]) -> Json:
-    """Tokens of all choices together. `cached_tokens` are those of the prompts that were not computed for them."""
-    prompts = [choice.usage for choice in choices if choice.usage is not None]
-    prompt_tokens = sum(prompt.prompt_tokens for prompt in prompts)
-    completion_tokens = sum(choice.num_tokens for choice in choices)
+    """Tokens of all choices together, and of each prompt once: its first choice speaks for it. `cached_tokens` are
+    those of the prompts that were not computed for them."""
+    prompts = [choice.usage for choice in choices if choice.usage is not None and choice.first is None]
+    counted = usage_of(sum(prompt.prompt_tokens for prompt in prompts), sum(choice.num_tokens for choice in choices))
+    return counted | {"prompt_tokens_details": {"cached_tokens": sum(prompt.cached_tokens for prompt in prompts)}}
+
+
+def usage_of(prompt_tokens: int, completion_tokens: int) -> Json:
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": sum(prompt.cached_tokens for prompt in prompts)},
     }

@@ -10,11 +10,12 @@ import orjson
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
 
-from server.errors import BadRequest, BodyTooLarge, BodyTooSlow, ClientDisconnected
+from server.errors import BadRequest, BodyTooLarge, BodyTooSlow, ClientDisconnected, shorten
 from server.state import ServerSettings
 
 Body = TypeVar("Body", bound=BaseModel)
 
+MAX_NAME = 64  # characters of a field's name that an error repeats
 MAX_DEPTH = 32  # of objects and lists within one another; no field has more than 5
 
 
@@ -106,8 +107,12 @@ def bad_field(error: ValidationError) -> BadRequest:
 
 
 def field_path(location: Sequence[int | str]) -> str | None:
-    """('messages', 1, 'content') -> 'messages[1].content'."""
+    """('messages', 1, 'content') -> 'messages[1].content'. A name is repeated only so far. Names in angle brackets
+    are those of a union's branches, which a client has never heard of."""
     path = ""
     for part in location:
-        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part
+        if isinstance(part, int):
+            path += f"[{part}]"
+        elif not part.startswith("<"):
+            path += ("." if path else "") + shorten(part, MAX_NAME)
     return path or None

@@ -27,10 +27,13 @@ class TokenEntry:
 @dataclass(frozen=True, slots=True)
 class Delta:
     """What one output adds to a choice. `stop_reason` is the stop string or the stop token that ended it; `report`
-    comes with the end."""
+    comes with the end. `token_ids` may run ahead of the text, parts of which are held back; `num_tokens` counts all so
+    far."""
 
     text: str = ""
     entries: list[TokenEntry] = field(default_factory=list)
+    token_ids: Sequence[int] = ()
+    num_tokens: int = 0
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     report: CacheReport | None = None
@@ -40,8 +43,9 @@ class Choice:
     """Collects one request's outputs; `text`, `entries` and `finish_reason` hold all that `push` returned so far.
 
     Tokens are counted up to the one that completed a stop string. A token that ends the request (end of sequence, or
-    one of stop_token_ids) is counted, but is no text. An `echo` is the beginning of the text, and no stop string is
-    looked for in it; with `echo_only` it is all of it, and what the engine must generate all the same is left out.
+    one of stop_token_ids) is counted, but is no text unless `include_stop`. An `echo` is the beginning of the text, and
+    no stop string is looked for in it; with `echo_only` it is all of it, and what the engine must generate all the same
+    is left out. `first` is the first choice of the same prompt, which speaks for all of them of the prompt.
     """
 
     def __init__(
@@ -54,8 +58,10 @@ class Choice:
         *,
         echo: Echo | None = None,
         echo_only: bool = False,
+        first: Choice | None = None,
     ) -> None:
-        self.num_tokens = 0
+        self.first = first
+        self.token_ids: list[int] = []
         self.usage: PromptUsage | None = None
         self.report: CacheReport | None = None
         self.prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
@@ -77,14 +83,21 @@ class Choice:
     def text(self) -> str:
         return "".join(self._texts)
 
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
     def push(self, output: RequestOutput) -> Delta:
         """Take the next output. Raises EngineFailure or Unavailable when it says that the request failed."""
         raise_failure(output)
         entries: list[TokenEntry] = []
+        before = self.num_tokens
         text = self._open(output, entries)
         if self._echo_only:
-            return self._emit(text, entries, replace(output, finish_reason=FinishReason.LENGTH, stop_token_id=None))
-        return self._emit(text + self._continue(output, entries), entries, output)
+            output = replace(output, finish_reason=FinishReason.LENGTH, stop_token_id=None)
+        else:
+            text += self._continue(output, entries)
+        return self._emit(text, entries, self.token_ids[before:], output)
 
     def _open(self, output: RequestOutput, entries: list[TokenEntry]) -> str:
         """What the output with the first token says of the prompt; the text is that of an echo."""
@@ -92,7 +105,7 @@ class Choice:
             return ""
         self.usage = output.usage
         self.report = output.report
-        self.prompt_logprobs = output.prompt_logprobs
+        self.prompt_logprobs = output.prompt_logprobs if self.first is None else self.first.prompt_logprobs
         echo = self._echo
         if echo is None:
             return ""
@@ -107,7 +120,7 @@ class Choice:
         tokens = output.token_ids
         spoken = len(tokens) - self._ends_silently(output)
         if self._matcher is None and self._logprobs is None:
-            self.num_tokens += len(tokens)
+            self.token_ids += tokens
             texts = [self._detokenizer.push(tokens[:spoken])]
         else:
             texts = self._push_one_by_one(output, spoken, entries)
@@ -118,7 +131,7 @@ class Choice:
     def _push_one_by_one(self, output: RequestOutput, spoken: int, entries: list[TokenEntry]) -> list[str]:
         texts: list[str] = []
         for index, token_id in enumerate(output.token_ids):
-            self.num_tokens += 1
+            self.token_ids.append(token_id)
             if self._logprobs is not None:
                 entries.append(TokenEntry(token_id, output.logprobs[index], self._chars))
             text = self._detokenizer.push((token_id,)) if index < spoken else ""
@@ -147,11 +160,10 @@ class Choice:
     def _ends_silently(self, output: RequestOutput) -> bool:
         if output.finish_reason is not FinishReason.STOP or not output.token_ids:
             return False
-        if output.stop_token_id is not None:
-            return not self._include_stop
-        return output.token_ids[-1] in self._eos_token_ids
+        ended_by_token = output.stop_token_id is not None or output.token_ids[-1] in self._eos_token_ids
+        return ended_by_token and not self._include_stop
 
-    def _emit(self, text: str, entries: list[TokenEntry], output: RequestOutput) -> Delta:
+    def _emit(self, text: str, entries: list[TokenEntry], token_ids: Sequence[int], output: RequestOutput) -> Delta:
         self._texts.append(text)
         self.entries.extend(entries)
         if self._stopped_at is not None:
@@ -159,7 +171,7 @@ class Choice:
         elif output.finish_reason is not None:
             self.finish_reason, self.stop_reason = output.finish_reason.value, output.stop_token_id
         report = None if self.finish_reason is None else self.report
-        return Delta(text, entries, self.finish_reason, self.stop_reason, report)
+        return Delta(text, entries, token_ids, self.num_tokens, self.finish_reason, self.stop_reason, report)
 
 
 def raise_failure(output: RequestOutput) -> None:

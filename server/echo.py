@@ -17,6 +17,11 @@ class Echo:
     token_ids: tuple[int, ...]
     offsets: tuple[int, ...]
 
+    def keep_last(self, keep: int) -> Echo:
+        """The last `keep` tokens and the text from the first of them on."""
+        start = self.offsets[-keep]
+        return Echo(self.text[start:], self.token_ids[-keep:], tuple(offset - start for offset in self.offsets[-keep:]))
+
 
 def echo_of_ids(token_ids: Sequence[int], tokenizer: Tokenizer) -> Echo:
     """A prompt of ids as the text they stand for, special tokens included but for a leading BOS: that one is added to

@@ -4,6 +4,7 @@ ApiError                    any error with an HTTP status and OpenAI's error obj
 +-- BadRequest              400: the body is not JSON, or a field has a bad value
 |   +-- ContextTooLong      400: prompt and max_tokens exceed the model's context
 +-- UnknownModel            404
++-- RouteError              404, 405
 +-- UnknownAdapter          404
 +-- BodyTooSlow             408
 +-- BodyTooLarge            413
@@ -19,6 +20,9 @@ from typing import Any
 import orjson
 from starlette.responses import Response
 
+MAX_MESSAGE = 2000  # characters; what a client sent is repeated to it, but not at any length
+MAX_PARAM = 200
+
 
 class ApiError(Exception):
     """An error that is answered as `{"error": {"message", "type", "param", "code"}}`.
@@ -32,8 +36,8 @@ class ApiError(Exception):
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
-        self.message = message
-        self.param = param
+        self.message = shorten(message, MAX_MESSAGE)
+        self.param = None if param is None else shorten(param, MAX_PARAM)
         self.code = code
 
     def body(self) -> dict[str, Any]:
@@ -46,10 +50,13 @@ class BadRequest(ApiError):
 
 
 class ContextTooLong(BadRequest):
-    """Names both numbers: what the request wants and what the model has, in tokens."""
+    """Names both numbers: what the request wants and what the model has, in tokens. With `least` the prompt was not
+    counted to its end."""
 
-    def __init__(self, prompt_tokens: int, max_tokens: int | None, max_model_len: int, *, param: str) -> None:
-        wanted = f"{prompt_tokens} tokens of prompt"
+    def __init__(
+        self, prompt_tokens: int, max_tokens: int | None, max_model_len: int, *, param: str, least: bool = False
+    ) -> None:
+        wanted = f"{'at least ' if least else ''}{prompt_tokens} tokens of prompt"
         if max_tokens is None:
             wanted += " and room for at least 1 token of output"
         else:
@@ -67,6 +74,17 @@ class UnknownModel(ApiError):
 
     def __init__(self, name: str) -> None:
         super().__init__(f"The model {name!r} does not exist.", param="model", code="model_not_found")
+
+
+class RouteError(ApiError):
+    """No such route, or not with this method."""
+
+    kind = "invalid_request_error"
+
+    def __init__(self, message: str, status: int, headers: dict[str, str]) -> None:
+        super().__init__(message)
+        self.status = status
+        self.headers = headers
 
 
 class UnknownAdapter(ApiError):
@@ -108,6 +126,11 @@ class Unavailable(ApiError):
 
 class ClientDisconnected(Exception):
     """The client closed its connection before the answer was complete."""
+
+
+def shorten(text: str, limit: int) -> str:
+    """`text`, or where it is longer its beginning and an ellipsis."""
+    return text if len(text) <= limit else text[: limit - 1] + "\N{HORIZONTAL ELLIPSIS}"
 
 
 def error_body(

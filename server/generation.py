@@ -18,9 +18,16 @@ log = logging.getLogger("pagekv")
 class Generation:
     """Deltas of all choices in the order they are made. `close` aborts whatever has not ended, and may be repeated."""
 
-    def __init__(self, engine: AsyncEngine, requests: Sequence[GenerationRequest], choices: Sequence[Choice]) -> None:
+    def __init__(
+        self,
+        engine: AsyncEngine,
+        requests: Sequence[GenerationRequest],
+        choices: Sequence[Choice],
+        answer_id: str | None = None,
+    ) -> None:
+        """Raises what AsyncEngine.generate does; BadRequest if an answer of this id is being made."""
         self.choices = choices
-        self._stream = engine.generate(requests)
+        self._stream = engine.generate(requests, answer_id)
 
     async def next(self) -> tuple[int, Delta] | None:
         """The next delta and the index of its choice, or None when all have ended. Raises ApiError."""

@@ -12,8 +12,9 @@ from server.tokenizer import Tokenizer
 LOWEST = -9999.0  # JSON has no infinity; vLLM's stand-in for it
 
 
-def completion_logprobs(entries: Sequence[TokenEntry], tokenizer: Tokenizer) -> dict[str, Any]:
-    """`top_logprobs` always holds the chosen token too, so there may be one more than was asked for."""
+def completion_logprobs(entries: Sequence[TokenEntry], tokenizer: Tokenizer, *, as_ids: bool = False) -> dict[str, Any]:
+    """`top_logprobs` always holds the chosen token too, so there may be one more than was asked for. `as_ids` has
+    tokens spelled `token_id:N`, which no two tokens share."""
     values: list[float | None] = []
     tops: list[dict[str, float] | None] = []
     for entry in entries:
@@ -24,25 +25,25 @@ def completion_logprobs(entries: Sequence[TokenEntry], tokenizer: Tokenizer) -> 
             continue
         top: dict[str, float] = {}
         for token_id, value in (*chosen.top, (chosen.token_id, chosen.logprob)):
-            top.setdefault(label(token_id, tokenizer), finite(value))
+            top.setdefault(label(token_id, tokenizer, as_ids), finite(value))
         values.append(finite(chosen.logprob))
         tops.append(top)
     return {
         "text_offset": [entry.text_offset for entry in entries],
-        "tokens": [label(entry.token_id, tokenizer) for entry in entries],
+        "tokens": [label(entry.token_id, tokenizer, as_ids) for entry in entries],
         "token_logprobs": values,
         "top_logprobs": tops,
     }
 
 
-def chat_logprobs(entries: Sequence[TokenEntry], tokenizer: Tokenizer) -> dict[str, Any]:
+def chat_logprobs(entries: Sequence[TokenEntry], tokenizer: Tokenizer, *, as_ids: bool = False) -> dict[str, Any]:
     content = []
     for entry in entries:
         chosen = entry.logprobs
         if chosen is None:
             continue  # the first of a prompt, which a chat does not repeat
-        described = describe(chosen.token_id, chosen.logprob, tokenizer)
-        described["top_logprobs"] = [describe(token_id, value, tokenizer) for token_id, value in chosen.top]
+        described = describe(chosen.token_id, chosen.logprob, tokenizer, as_ids)
+        described["top_logprobs"] = [describe(token_id, value, tokenizer, as_ids) for token_id, value in chosen.top]
         content.append(described)
     return {"content": content, "refusal": None}
 
@@ -64,17 +65,19 @@ def by_token_id(scored: TokenLogprobs, tokenizer: Tokenizer, most: int) -> dict[
     }
 
 
-def describe(token_id: int, logprob: float, tokenizer: Tokenizer) -> dict[str, Any]:
+def describe(token_id: int, logprob: float, tokenizer: Tokenizer, as_id: bool) -> dict[str, Any]:
     return {
-        "token": tokenizer.token_text(token_id),
+        "token": f"token_id:{token_id}" if as_id else tokenizer.token_text(token_id),
         "logprob": finite(logprob),
         "bytes": list(tokenizer.token_bytes(token_id)),
     }
 
 
-def label(token_id: int, tokenizer: Tokenizer) -> str:
+def label(token_id: int, tokenizer: Tokenizer, as_id: bool) -> str:
     """The token's text, or OpenAI's `bytes:\\xe2\\x80` where it is part of a character: unlike U+FFFD, that tells two
     such tokens apart."""
+    if as_id:
+        return f"token_id:{token_id}"
     data = tokenizer.token_bytes(token_id)
     try:
         return data.decode()

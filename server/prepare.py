@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from scheduler.messages import CacheControl, GenerationRequest, SamplingParams
+from scheduler.messages import CacheControl, GenerationRequest, PrefixPin, SamplingParams
 from server.errors import BadRequest
 from server.prompt import Prompt, room_for_output
-from server.protocol import ChatBody, CompletionBody, GenerationBody
+from server.protocol import MAX_CHOICES, ChatBody, CompletionBody, GenerationBody
 from server.sampling import sampling_params
 from server.state import ServerState
 
@@ -22,26 +22,54 @@ class Prepared:
     prompt: Prompt
     params: SamplingParams
     echo_only: bool = False
+    prefix_pins: tuple[PrefixPin, ...] = ()
 
 
 async def prepare_completion(server: ServerState, body: CompletionBody) -> list[Prepared]:
     """Raises ApiError."""
     server.models.adapter(body.model)  # an unknown one is refused before its prompt is looked at
-    prompts = await server.encoder.prompts(body.prompt, echo=body.echo)
+    prompts = await server.encoder.prompts(body.prompt, echo=body.echo, keep=kept_tokens(server, body))
     refuse_shared_report(body, prompts)
+    refuse_crowd(body, len(prompts))
+    bad_words = await server.encoder.bad_words(body.bad_words)
     prepared = []
     for prompt in prompts:
         room = room_for_output(len(prompt.token_ids), body.wanted_tokens, DEFAULT_MAX_TOKENS, server.info, "prompt")
-        prepared.append(Prepared(prompt, sampling_params(body, max(room, 1), server.info), echo_only=room == 0))
+        params = sampling_params(body, max(room, 1), server.info, bad_words)
+        prepared.append(Prepared(prompt, params, echo_only=room == 0))
     return prepared
 
 
 async def prepare_chat(server: ServerState, body: ChatBody) -> Prepared:
     """Raises ApiError."""
     server.models.adapter(body.model)
-    prompt = await server.encoder.chat(body.messages)
+    prompt = await chat_prompt(server, body)
     room = room_for_output(len(prompt.token_ids), body.wanted_tokens, None, server.info, "messages")
-    return Prepared(prompt, sampling_params(body, room, server.info))
+    return Prepared(prompt, sampling_params(body, room, server.info, await server.encoder.bad_words(body.bad_words)))
+
+
+async def chat_prompt(server: ServerState, body: ChatBody) -> Prompt:
+    """The prompt alone. Raises ApiError."""
+    return await server.encoder.chat(
+        body.messages,
+        keep=kept_tokens(server, body),
+        variables=body.chat_template_kwargs,
+        continues=body.continue_final_message,
+        add_generation_prompt=body.generation_prompt,
+    )
+
+
+def kept_tokens(server: ServerState, body: GenerationBody) -> int | None:
+    """How many of a prompt's last tokens are kept; None for all of them, however many there are."""
+    if body.truncate_prompt_tokens != -1:
+        return body.truncate_prompt_tokens
+    return max(server.info.max_model_len - max(body.wanted_tokens or 1, 1), 1)
+
+
+def refuse_crowd(body: GenerationBody, prompts: int) -> None:
+    if prompts * body.n > MAX_CHOICES:
+        message = f"Invalid 'n': {prompts} prompts make {prompts * body.n} choices, and {MAX_CHOICES} are the most."
+        raise BadRequest(message, param="n", code="invalid_value")
 
 
 def refuse_shared_report(body: GenerationBody, prompts: Sequence[Prompt]) -> None:
@@ -51,21 +79,39 @@ def refuse_shared_report(body: GenerationBody, prompts: Sequence[Prompt]) -> Non
 
 
 def engine_request(
-    server: ServerState, body: GenerationBody, prepared: Prepared, request_id: str, *, report: bool = False
+    server: ServerState,
+    body: GenerationBody,
+    prepared: Prepared,
+    request_id: str,
+    *,
+    report: bool = False,
+    choice: int = 0,
+    after: str | None = None,
 ) -> GenerationRequest:
     """What the engine gets, to be handed over before anything else is awaited. Raises UnknownModel.
 
-    A prompt whose tokens are scored must be computed, so it opts out of reading.
+    `choice` is which of the prompt's choices this is; `after` is the request of the first one, which computes the
+    prompt for all of them, and scores it. A prompt whose tokens are scored must be computed, so it opts out of reading.
     """
     cache = body.cache
-    scored = prepared.params.prompt_logprobs is not None
+    params = replace(prepared.params, choice=choice)
+    if after is not None:
+        params = replace(params, prompt_logprobs=None)
+    scored = params.prompt_logprobs is not None
     return GenerationRequest(
         request_id,
         prepared.prompt.token_ids,
-        prepared.params,
+        params,
         body.priority,
         cache_salt=body.cache_salt,
         adapter=server.models.adapter(body.model),
-        cache=CacheControl(read=cache.read and not scored, write=cache.write, ttl=cache.ttl, pin=cache.pin),
+        cache=CacheControl(
+            read=cache.read and not scored,
+            write=cache.write,
+            ttl=cache.ttl,
+            pin=cache.pin,
+            prefix_pins=prepared.prefix_pins,
+        ),
         report=report,
+        after=after,
     )

@@ -15,7 +15,11 @@ MAX_STOPS = 16
 MAX_STOP_CHARS = 1024
 MAX_LOGPROBS = 20
 MAX_PROMPTS = 128  # in one body
+MAX_CHOICES = 128  # of all prompts of a body together
+MAX_BIASES = 1024
+MAX_BAD_WORDS = 256
 MAX_MESSAGES = 4096
+MAX_METADATA = 16  # OpenAI's
 INT64 = 2**63
 
 _IDS_SCHEMA = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
@@ -23,6 +27,7 @@ ONE_PROMPT_SCHEMA = {"anyOf": [{"type": "string", "minLength": 1}, _IDS_SCHEMA]}
 PROMPTS_SCHEMA = {"anyOf": [*ONE_PROMPT_SCHEMA["anyOf"], {"type": "array", "items": ONE_PROMPT_SCHEMA}]}
 
 Salt = Annotated[str, Field(min_length=1, max_length=1024)]
+RequestId = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9._:-]+$")]
 
 
 def conflict(param: str | None, message: str) -> PydanticCustomError:
@@ -35,7 +40,11 @@ class StrictModel(BaseModel):
 
 
 class StreamOptions(StrictModel):
+    """`continuous_usage_stats` (vLLM's) has every chunk tell the usage so far of its own choice."""
+
     include_usage: bool = False
+    continuous_usage_stats: bool = False
+    include_obfuscation: Literal[False] = False
 
 
 class CacheFields(StrictModel):
@@ -60,7 +69,7 @@ class GenerationBody(StrictModel):
     stream: bool = False
     stream_options: StreamOptions | None = None
     max_tokens: int | None = Field(None, ge=1)
-    n: int = Field(1, ge=1, le=1)
+    n: int = Field(1, ge=1, le=MAX_CHOICES)
     temperature: float = Field(1.0, ge=0.0, le=100.0)
     top_p: float = Field(1.0, gt=0.0, le=1.0)
     top_k: int = Field(0, ge=-1)
@@ -69,15 +78,26 @@ class GenerationBody(StrictModel):
     repetition_penalty: float = Field(1.0, ge=0.01, le=100.0)
     presence_penalty: float = Field(0.0, ge=-2.0, le=2.0)
     frequency_penalty: float = Field(0.0, ge=-2.0, le=2.0)
-    logit_bias: dict[str, float] | None = None
+    logit_bias: dict[str, Annotated[float, Field(ge=-100.0, le=100.0)]] = Field(
+        default_factory=dict, max_length=MAX_BIASES
+    )
+    allowed_token_ids: list[Annotated[int, Field(ge=0)]] | None = Field(None, min_length=1)
+    bad_words: list[Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]] = Field(
+        default_factory=list, max_length=MAX_BAD_WORDS
+    )
     stop: tuple[str, ...] = ()
     stop_token_ids: list[Annotated[int, Field(ge=0)]] = Field(default_factory=list, max_length=1024)
     ignore_eos: bool = False
     min_tokens: int = Field(0, ge=0)
     include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    truncate_prompt_tokens: int | None = Field(None, ge=-1)
     priority: int = Field(0, ge=-INT64, lt=INT64)
+    request_id: RequestId | None = None
     user: str | None = None
     prompt_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    return_token_ids: bool = False
+    return_tokens_as_token_ids: bool = False
     cache_salt: Salt | None = None
     cache: CacheFields = CacheFields()
     cache_report: bool = False
@@ -95,11 +115,11 @@ class GenerationBody(StrictModel):
             raise ValueError(f"a stop string has from 1 to {MAX_STOP_CHARS} characters")
         return tuple(stops)
 
-    @field_validator("logit_bias")
+    @field_validator("truncate_prompt_tokens")
     @classmethod
-    def no_bias(cls, value: dict[str, float] | None) -> dict[str, float] | None:
-        if value:
-            raise ValueError("a bias on logits is not supported")
+    def keep_something(cls, value: int | None) -> int | None:
+        if value == 0:
+            raise ValueError("1 or more tokens are kept, or as many as fit with -1")
         return value
 
     @model_validator(mode="after")
@@ -121,6 +141,10 @@ class GenerationBody(StrictModel):
     @property
     def include_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def continuous_usage(self) -> bool:
+        return self.stream_options is not None and self.stream_options.continuous_usage_stats
 
     @property
     def logprobs_wanted(self) -> int | None:
@@ -187,6 +211,15 @@ class TextFormat(StrictModel):
     type: Literal["text"]
 
 
+# What a chat template is given, or what transformers is told about it, by other fields or not at all.
+RESERVED_VARIABLES = frozenset(
+    ("messages", "conversation", "conversations", "tools", "documents", "chat_template", "add_generation_prompt")
+    + ("continue_final_message", "tokenize", "sanitize_control_tokens", "padding", "truncation", "max_length")
+    + ("return_tensors", "return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs", "self", "raise_exception")
+    + ("strftime_now",)
+)
+
+
 class ChatBody(GenerationBody):
     messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
     max_completion_tokens: int | None = Field(None, ge=1)
@@ -195,8 +228,20 @@ class ChatBody(GenerationBody):
     response_format: TextFormat | None = None
     tools: list[Any] = Field(default_factory=list)
     tool_choice: Literal["none"] = "none"
-    metadata: dict[str, str] | None = None
+    add_generation_prompt: bool | None = None  # None: yes, unless the final message is continued
+    continue_final_message: bool = False
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict, max_length=MAX_METADATA)
+    # What OpenAI says of these concerns its own service: they are taken, and change nothing about an answer.
+    metadata: dict[str, str] | None = Field(None, max_length=MAX_METADATA)
     store: bool = False
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    # And of these only what is the case anyway is taken.
+    modalities: list[Literal["text"]] = Field(default_factory=list, max_length=1)
+    service_tier: Literal["auto", "default"] = "auto"
+    reasoning_effort: Literal["none"] = "none"
+    verbosity: Literal["medium"] = "medium"
+    prompt_cache_retention: Literal["in_memory"] = "in_memory"
 
     @field_validator("tools")
     @classmethod
@@ -211,7 +256,22 @@ class ChatBody(GenerationBody):
             raise conflict("top_logprobs", "it is allowed only with logprobs=true")
         if self.max_tokens is not None and self.wanted_tokens != self.max_tokens:
             raise conflict("max_completion_tokens", "it differs from max_tokens, the older name of the same field")
+        if self.continue_final_message and self.add_generation_prompt:
+            raise conflict("add_generation_prompt", "it does not go with continue_final_message")
         return self
+
+    @field_validator("chat_template_kwargs")
+    @classmethod
+    def only_variables(cls, value: dict[str, Any]) -> dict[str, Any]:
+        for name in value:
+            if name in RESERVED_VARIABLES:
+                raise conflict(f"chat_template_kwargs.{name}", "this is no variable of the template")
+        return value
+
+    @property
+    def generation_prompt(self) -> bool:
+        """Whether the template opens the assistant's turn."""
+        return not self.continue_final_message if self.add_generation_prompt is None else self.add_generation_prompt
 
     @property
     def wanted_tokens(self) -> int | None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import secrets
 from collections.abc import Sequence
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from scheduler.messages import GenerationRequest
 from server.answers import Format
 from server.choice import Choice
 from server.connection import EventStream, until_disconnect
@@ -36,12 +38,8 @@ async def respond(
 
     Raises ClientDisconnected, and ApiError until the first output is there; later errors go into the stream.
     """
-    report = body.cache_report or log.isEnabledFor(logging.DEBUG)
-    requests = [
-        engine_request(server, body, each, f"{answer.id}-{index}", report=report) for index, each in enumerate(prepared)
-    ]
-    choices = [make_choice(server, body, each, continues) for each in prepared]
-    generation = Generation(server.engine, requests, choices)
+    requests, choices = expand(server, body, answer.id, prepared, continues)
+    generation = Generation(server.engine, requests, choices, answer.id)
     try:
         if body.stream:
             first = await until_disconnect(request.receive, generation.next())
@@ -53,13 +51,41 @@ async def respond(
     return json_response(answer.whole(choices))
 
 
-def make_choice(server: ServerState, body: GenerationBody, prepared: Prepared, continues: bool) -> Choice:
+def expand(
+    server: ServerState, body: GenerationBody, answer_id: str, prepared: Sequence[Prepared], continues: bool
+) -> tuple[list[GenerationRequest], list[Choice]]:
+    """What the engine is asked, and a Choice for each: `n` of every prompt, one prompt after the other. The others of
+    a prompt come after its first, which computes the prompt; a report is of the first."""
+    report = body.cache_report or log.isEnabledFor(logging.DEBUG)
+    # A client's name for its answer may be used again while the engine still ends the earlier one's requests.
+    name = answer_id if body.request_id is None else f"{answer_id}-{secrets.token_hex(4)}"
+    requests: list[GenerationRequest] = []
+    choices: list[Choice] = []
+    for each in prepared:
+        first, after = None, None
+        for number in range(body.n):
+            request_id = f"{name}-{len(requests)}"
+            request = engine_request(
+                server, body, each, request_id, report=report and first is None, choice=number, after=after
+            )
+            choice = make_choice(server, body, each, continues, first)
+            if first is None:
+                first, after = choice, request_id
+            requests.append(request)
+            choices.append(choice)
+    return requests, choices
+
+
+def make_choice(
+    server: ServerState, body: GenerationBody, prepared: Prepared, continues: bool, first: Choice | None = None
+) -> Choice:
     return Choice(
-        Detokenizer(server.tokenizer, after_prompt=continues),
+        Detokenizer(server.tokenizer, skip_special_tokens=body.skip_special_tokens, after_prompt=continues),
         prepared.params,
         frozenset(server.info.eos_token_ids),
         body.stop,
         body.include_stop_str_in_output,
         echo=prepared.prompt.echo,
         echo_only=prepared.echo_only,
+        first=first,
     )

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Mapping, Sequence
 
 from scheduler.messages import EngineInfo, SamplingParams
-from server.errors import BadRequest
+from server.errors import BadRequest, shorten
 from server.prompt import check_ids
 from server.protocol import GenerationBody
 
@@ -13,9 +14,15 @@ GREEDY_BELOW = 1e-5  # a temperature that small is greedy in all but rounding, a
 SEED_MASK = 2**63 - 1
 
 
-def sampling_params(body: GenerationBody, max_tokens: int, info: EngineInfo) -> SamplingParams:
-    """Raises BadRequest where a token id is unknown, or where the context leaves less than `min_tokens`."""
+def sampling_params(
+    body: GenerationBody, max_tokens: int, info: EngineInfo, bad_words: Sequence[tuple[int, ...]] = ()
+) -> SamplingParams:
+    """`bad_words` are those of the body as token ids.
+
+    Raises BadRequest where a token id is unknown, or where the context leaves less than `min_tokens`.
+    """
     check_ids(body.stop_token_ids, info.vocab_size, "stop_token_ids")
+    check_ids(body.allowed_token_ids or (), info.vocab_size, "allowed_token_ids")
     if body.min_tokens > max_tokens:
         message = f"Invalid 'min_tokens': {body.min_tokens} is above the {max_tokens} tokens that may be generated."
         raise BadRequest(message, param="min_tokens", code="invalid_value")
@@ -34,4 +41,19 @@ def sampling_params(body: GenerationBody, max_tokens: int, info: EngineInfo) -> 
         stop_token_ids=tuple(body.stop_token_ids),
         ignore_eos=body.ignore_eos,
         min_tokens=body.min_tokens,
+        logit_bias=biases(body.logit_bias, info.vocab_size),
+        allowed_token_ids=None if body.allowed_token_ids is None else tuple(sorted(set(body.allowed_token_ids))),
+        bad_words=tuple(bad_words),
     )
+
+
+def biases(by_token: Mapping[str, float], vocab_size: int) -> tuple[tuple[int, float], ...]:
+    """OpenAI's map of token ids, which JSON makes strings of, to what is added to their logits. Raises BadRequest."""
+    found = []
+    for key, bias in by_token.items():
+        if not (key.isascii() and key.isdecimal() and key == str(int(key[:20])) and int(key) < vocab_size):
+            param = shorten(f"logit_bias.{key}", 100)
+            message = f"Invalid {param!r}: a key is a token id below {vocab_size}, in digits."
+            raise BadRequest(message, param=param, code="invalid_token_id")
+        found.append((int(key), bias))
+    return tuple(found)

@@ -2,7 +2,8 @@
 
     TokenizerError
     ├── NoChatTemplate      the model came without one, so chat messages have no defined spelling
-    └── ChatTemplateError   the template does not accept these messages
+    ├── ChatTemplateError   the template does not accept these messages
+    └── TextTooLong         the text has more tokens than were allowed for; it was not encoded
 
 Everything is read-only after `load`, so threads may share one Tokenizer.
 """
@@ -17,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jinja2 import TemplateError
+from jinja2 import TemplateError, TemplateSyntaxError
 from tokenizers import pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
@@ -26,6 +27,9 @@ from transformers.integrations.gguf.gguf_tokenizer_mapping import (
     convert_gguf_tokenizer,
     get_gguf_tokenizer,
 )
+
+from server.special_text import SpecialText, unused_mark
+from server.text_bound import most_bytes_per_token
 
 _log = logging.getLogger(__name__)
 
@@ -38,6 +42,11 @@ _SPLIT_LIKE_GPT2 = {"gpt-2", "jais", "mpt", "olmo", "phi-2"}
 _SPLIT_SINGLE_DIGITS = {"codeshell", "exaone", "minerva-7b", "refact", "smollm", "starcoder"}
 
 
+NOT_UNICODE = "The text is not valid Unicode (it holds half a surrogate pair)."
+# What a template raises by itself, or does when it is given what it does not expect.
+TEMPLATE_FAULTS = (TemplateError, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+
+
 class TokenizerError(Exception):
     """The tokenizer cannot be loaded, or this text cannot be encoded."""
 
@@ -48,6 +57,14 @@ class NoChatTemplate(TokenizerError):
 
 class ChatTemplateError(TokenizerError):
     """The chat template refused the messages; the message is the template's own."""
+
+
+class TextTooLong(TokenizerError):
+    """`least` is the fewest tokens that the text can have."""
+
+    def __init__(self, least: int) -> None:
+        super().__init__(f"The text has at least {least} tokens.")
+        self.least = least
 
 
 class Tokenizer:
@@ -72,23 +89,33 @@ class Tokenizer:
         added = tokenizer.added_tokens_decoder
         self.special_token_ids = frozenset(tokenizer.all_special_ids) | {id for id in added if added[id].special}
         self._added_text = {id: token.content for id, token in added.items()}
+        texts = {id: str(backend.id_to_token(id)) for id in self.special_token_ids}
+        self._special_text = SpecialText(backend, texts)
+        self._bytes_per_token = most_bytes_per_token(backend, added)
         self._decoders = _decoder_types(backend.decoder)
         self._bytes: dict[int, bytes] = {}
         self._anchor = self._find_anchor()
         self.strips_leading_space = self._finds_stripped_space()
 
     @classmethod
-    def load(cls, model_path: str) -> Tokenizer:
-        """From a .gguf file's metadata, or from a Hugging Face directory.
+    def load(cls, model_path: str, chat_template: str | None = None) -> Tokenizer:
+        """From a .gguf file's metadata, or from a Hugging Face directory. `chat_template` takes the place of the
+        model's own.
 
         Raises:
-            TokenizerError: there is no usable tokenizer.
+            TokenizerError: there is no usable tokenizer, or the template is no template.
         """
         path = Path(model_path)
         try:
             if path.is_file():
-                return cls(_from_gguf(path))
-            return cls(AutoTokenizer.from_pretrained(str(path), local_files_only=True, trust_remote_code=False))
+                tokenizer = _from_gguf(path)
+            else:
+                tokenizer = AutoTokenizer.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
+            if chat_template is not None:
+                tokenizer.chat_template = chat_template
+            made = cls(tokenizer)
+            made._check_template()
+            return made
         except TokenizerError:
             raise
         except Exception as error:  # damaged files surface as many types, none of them documented
@@ -98,15 +125,26 @@ class Tokenizer:
         """Token ids of `text`; with special tokens as the model's tokenizer adds them, but one BOS at most."""
         return self._encode(text, add_special_tokens)[0]
 
-    def encode_with_offsets(self, text: str) -> tuple[list[int], list[int]]:
-        """Token ids of `text` as `encode` gives them, and where in it (characters) each of them begins."""
+    def encode_with_offsets(self, text: str, max_tokens: int | None = None) -> tuple[list[int], list[int]]:
+        """Token ids of `text` as `encode` gives them, and where in it (characters) each of them begins.
+
+        Raises TextTooLong for a text so long that it must have more than `max_tokens`; a shorter one may have as well.
+        """
+        self._refuse_long(text, max_tokens)
         return self._encode(text, True)
+
+    def _refuse_long(self, text: str, max_tokens: int | None) -> None:
+        if max_tokens is None or self._bytes_per_token is None or len(text) <= max_tokens:
+            return
+        size = len(text.encode("utf-8", "surrogatepass"))
+        if size > max_tokens * self._bytes_per_token:
+            raise TextTooLong(-(-size // self._bytes_per_token))
 
     def _encode(self, text: str, add_special_tokens: bool) -> tuple[list[int], list[int]]:
         try:  # as a batch of one: `encode` keeps the interpreter's lock, and a text of megabytes takes many seconds
             (encoding,) = self._backend.encode_batch([text], add_special_tokens=add_special_tokens)
         except (TypeError, UnicodeError) as error:
-            raise TokenizerError("The text is not valid Unicode (it holds half a surrogate pair).") from error
+            raise TokenizerError(NOT_UNICODE) from error
         ids, offsets = encoding.ids, [start for start, _ in encoding.offsets]
         written_twice = add_special_tokens and self.bos_token_id is not None and ids[:2] == [self.bos_token_id] * 2
         return (ids[1:], offsets[1:]) if written_twice else (ids, offsets)
@@ -124,12 +162,38 @@ class Tokenizer:
         conversation = [dict(message) for message in messages]
         try:
             return str(self._tokenizer.apply_chat_template(conversation, tokenize=False, **kwargs))
-        except (TemplateError, TypeError, ValueError, KeyError, IndexError, AttributeError) as error:
+        except TEMPLATE_FAULTS as error:
             raise ChatTemplateError(f"The model's chat template does not accept these messages: {error}") from error
 
-    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], **kwargs: Any) -> list[int]:
-        """Token ids of `render_chat`. The template writes its own BOS, so none is added."""
-        return self.encode(self.render_chat(messages, **kwargs), add_special_tokens=False)
+    def apply_chat_template(
+        self, messages: Sequence[Mapping[str, Any]], *, max_tokens: int | None = None, **kwargs: Any
+    ) -> list[int]:
+        """Token ids of `render_chat`. The template writes its own BOS, so none is added, and what spells a special
+        token in `messages` or `kwargs` is no special token. Raises what `render_chat` does, and TextTooLong as
+        `encode_with_offsets`."""
+        rendered = self.render_chat(messages, **kwargs)
+        self._refuse_long(rendered, max_tokens)
+        if not self._special_text.occurs_in(messages, kwargs):
+            return self.encode(rendered, add_special_tokens=False)
+        mark = unused_mark(messages, kwargs, rendered)
+        marked = self.render_chat(self._special_text.mark(messages, mark), **self._special_text.mark(kwargs, mark))
+        if marked.replace(mark, "") != rendered:
+            raise ChatTemplateError("The model's chat template cannot take the text of a special token as it is.")
+        try:
+            return self._special_text.encode(marked, mark)
+        except (TypeError, UnicodeError) as error:
+            raise TokenizerError(NOT_UNICODE) from error
+
+    def _check_template(self) -> None:
+        """A template with a fault in its syntax is found at the start; what it thinks of messages is its own affair."""
+        if not self.has_chat_template:
+            return
+        try:
+            self.render_chat([{"role": "user", "content": ""}])
+        except ChatTemplateError as error:
+            if isinstance(error.__cause__, TemplateSyntaxError):
+                fault = f"line {error.__cause__.lineno}: {error.__cause__.message}"
+                raise TokenizerError(f"The chat template is no template: {fault}") from error
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of whole ids; bytes that are no UTF-8 become U+FFFD, each as few bytes as can be told apart.
@@ -153,6 +217,10 @@ class Tokenizer:
     def token_text(self, token_id: int) -> str:
         """The token by itself, with U+FFFD where it holds part of a character."""
         return self.token_bytes(token_id).decode("utf-8", "replace")
+
+    def token_name(self, token_id: int) -> str:
+        """The token as the vocabulary spells it, such as "Ġthe"; empty for ids without one."""
+        return str(self._backend.id_to_token(token_id) or "")
 
     def _compute_bytes(self, token_id: int) -> bytes:
         token = self._backend.id_to_token(token_id)

@@ -21,5 +21,5 @@ async def create_chat_completion(request: Request) -> Response:
     server = state_of(request)
     body = await read_body(request, ChatBody, server.settings)
     prepared = await prepare_chat(server, body)
-    answer = ChatFormat(body.model or server.models.base, server.tokenizer, Extras.of(body))
-    return await respond(request, server, body, answer, [prepared], continues=False)
+    answer = ChatFormat(body.model or server.models.base, server.tokenizer, Extras.of(body, [prepared]))
+    return await respond(request, server, body, answer, [prepared], continues=body.continue_final_message)

@@ -34,7 +34,7 @@ class ByteTokenizer:
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return list(text.encode())
 
-    def encode_with_offsets(self, text: str) -> tuple[list[int], list[int]]:
+    def encode_with_offsets(self, text: str, max_tokens: int | None = None) -> tuple[list[int], list[int]]:
         return self.encode(text), [index for index, char in enumerate(text) for _ in char.encode()]
 
     def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], **_: Any) -> list[int]:
@@ -44,6 +44,13 @@ class ByteTokenizer:
 
     def token_bytes(self, token_id: int) -> bytes:
         return bytes([token_id]) if token_id < 256 else b"<eos>" if token_id == EOS else b""
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        skipped = self.special_token_ids if skip_special_tokens else frozenset()
+        return b"".join(self.token_bytes(id) for id in token_ids if id not in skipped).decode("utf-8", "replace")
+
+    def token_name(self, token_id: int) -> str:
+        return f"<0x{token_id:02X}>"
 
     def token_text(self, token_id: int) -> str:
         return self.token_bytes(token_id).decode("utf-8", "replace")

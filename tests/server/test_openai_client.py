@@ -76,10 +76,10 @@ def test_errors_are_the_clients_exceptions(client: openai.OpenAI) -> None:
         client.chat.completions.create(model="gpt-9", messages=[{"role": "user", "content": "hi"}])
     assert missing.value.code == "model_not_found"
     with pytest.raises(openai.BadRequestError) as bad:
-        client.completions.create(model="toy", prompt="x", n=3)
-    assert bad.value.param == "n"
-    with pytest.raises(openai.BadRequestError, match="'logit_bias'"):
-        client.completions.create(model="toy", prompt="x", logit_bias={"5": 1})
+        client.completions.create(model="toy", prompt="x", best_of=3)
+    assert bad.value.param == "best_of"
+    with pytest.raises(openai.BadRequestError, match="'logit_bias.five'"):
+        client.completions.create(model="toy", prompt="x", logit_bias={"five": 1})
     with pytest.raises(openai.BadRequestError) as long:
         client.completions.create(model="toy", prompt="x" * 600)
     assert long.value.code == "context_length_exceeded"

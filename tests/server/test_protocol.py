@@ -9,9 +9,10 @@ import orjson
 import pytest
 
 from server.body import check_content_type, parse_body
-from server.errors import BadRequest
+from server.errors import BadRequest, UnknownModel
 from server.protocol import ChatBody, CompletionBody, GenerationBody
 from server.sampling import sampling_params
+from server.served import ServedModels
 from tests.server.fake_engine import INFO
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -24,7 +25,8 @@ def refusal(model: type[GenerationBody], body: Any) -> BadRequest:
 
 
 BOTH_REFUSE = [
-    ("n", 2, "n"),
+    ("n", 0, "n"),
+    ("n", 129, "n"),
     ("n", True, "n"),
     ("temperature", -0.1, "temperature"),
     ("temperature", "1", "temperature"),
@@ -56,7 +58,21 @@ BOTH_REFUSE = [
     ("ignore_eos", 1, "ignore_eos"),
     ("min_tokens", -1, "min_tokens"),
     ("priority", 0.5, "priority"),
-    ("logit_bias", {"50256": -100}, "logit_bias"),
+    ("logit_bias", {"5": -101}, "logit_bias.5"),
+    ("logit_bias", {"5": "1"}, "logit_bias.5"),
+    ("logit_bias", [5], "logit_bias"),
+    ("allowed_token_ids", [], "allowed_token_ids"),
+    ("allowed_token_ids", [-1], "allowed_token_ids[0]"),
+    ("bad_words", "bad", "bad_words"),
+    ("bad_words", ["ok", ""], "bad_words[1]"),
+    ("truncate_prompt_tokens", 0, "truncate_prompt_tokens"),
+    ("truncate_prompt_tokens", -2, "truncate_prompt_tokens"),
+    ("request_id", "", "request_id"),
+    ("request_id", "a b", "request_id"),
+    ("request_id", "x" * 129, "request_id"),
+    ("skip_special_tokens", 0, "skip_special_tokens"),
+    ("return_token_ids", "yes", "return_token_ids"),
+    ("chat_template", "{{ messages }}", "chat_template"),
     ("stream", "yes", "stream"),
     ("stream_options", {"include_usage": True}, "stream_options"),
     ("model", 5, "model"),
@@ -83,8 +99,11 @@ CHAT_REFUSES = [
     ("response_format", {"type": "json_object"}, "response_format.type"),
     ("functions", [], "functions"),
     ("prompt", "x", "prompt"),
-    ("modalities", ["audio"], "modalities"),
+    ("modalities", ["audio"], "modalities[0]"),
     ("metadata", {"a": 1}, "metadata.a"),
+    ("continue_final_message", 1, "continue_final_message"),
+    ("chat_template_kwargs", {"messages": []}, "chat_template_kwargs.messages"),
+    ("chat_template_kwargs", {"chat_template": "x"}, "chat_template_kwargs.chat_template"),
     ("messages", [], "messages"),
     ("messages", "hello", "messages"),
     ("messages", [5], "messages[0]"),
@@ -135,6 +154,28 @@ def test_fields_that_do_not_go_together() -> None:
     assert refusal(ChatBody, both).param == "max_completion_tokens"
     assert refusal(ChatBody, {"messages": HELLO, "max_completion_tokens": 4, "min_tokens": 5}).param == "min_tokens"
     assert refusal(CompletionBody, {"prompt": "x", "max_tokens": 4, "min_tokens": 5}).param == "min_tokens"
+    both = {"messages": HELLO, "continue_final_message": True, "add_generation_prompt": True}
+    assert refusal(ChatBody, both).param == "add_generation_prompt"
+    assert not ChatBody.model_validate(both | {"add_generation_prompt": None}).generation_prompt
+
+
+@pytest.mark.parametrize("key", ["-1", "300", "05", "+5", "5.0", " 5", "five", "", "\u0665", "9" * 100_000])
+def test_a_bias_is_of_a_token_of_the_vocabulary(key: str) -> None:
+    body = CompletionBody(prompt="x", logit_bias={key: 1.0})
+    with pytest.raises(BadRequest, match="a key is a token id below 300") as caught:
+        sampling_params(body, 16, INFO)
+    assert caught.value.param is not None and len(caught.value.message) < 300
+
+
+@pytest.mark.parametrize("body", [{"x" * 100_000: 1}, {"stream_options": {"y" * 100_000: 1}}, {"model": "z" * 100_000}])
+def test_an_error_repeats_only_so_much(body: dict[str, Any]) -> None:
+    if "model" in body:
+        with pytest.raises(UnknownModel) as unknown:
+            ServedModels("toy").adapter(body["model"])
+        assert len(orjson.dumps(unknown.value.body())) < 4000
+        return
+    error = refusal(CompletionBody, {"prompt": "x", **body})
+    assert error.param is not None and error.param.endswith("\u2026") and len(orjson.dumps(error.body())) < 400
 
 
 def test_missing_fields_are_named() -> None:
@@ -152,7 +193,7 @@ def test_null_is_absent() -> None:
 
 
 def test_what_means_off_is_taken() -> None:
-    off = {"n": 1, "logit_bias": {}, "stop": [], "top_k": -1, "user": "me", "stream": False}
+    off = {"n": 1, "logit_bias": {}, "bad_words": [], "stop": [], "top_k": -1, "user": "me", "stream": False}
     parse_body(orjson.dumps({"prompt": "x", "best_of": 1, "echo": False, **off}), CompletionBody)
     chat = {
         "tools": [],
@@ -177,6 +218,10 @@ def test_sampling_params() -> None:
     assert (params.stop_token_ids, params.logprobs, params.min_tokens, params.max_tokens) == ((7,), 3, 2, 16)
     drawn = {sampling_params(CompletionBody(prompt="x"), 16, INFO).seed for _ in range(8)}
     assert len(drawn) == 8
+    body = CompletionBody(prompt="x", logit_bias={"7": -100, "0": 2.5}, allowed_token_ids=[9, 7, 9])
+    params = sampling_params(body, 16, INFO, [(1, 2)])
+    assert params.logit_bias == ((7, -100.0), (0, 2.5))
+    assert (params.allowed_token_ids, params.bad_words) == ((7, 9), ((1, 2),))
     chat = ChatBody.model_validate({"messages": HELLO, "logprobs": True})
     assert sampling_params(chat, 16, INFO).logprobs == 0
 

@@ -213,6 +213,8 @@ def test_unknown_routes_and_methods(server: Running) -> None:
 def test_health_and_version(server: Running) -> None:
     assert httpx.get(server.url + "/health").status_code == 200
     assert httpx.get(server.url + "/version").json() == {"version": VERSION}
+    head = httpx.head(server.url + "/health")
+    assert (head.status_code, head.content) == (200, b"")
 
 
 def test_a_template_that_refuses(server: Running) -> None:

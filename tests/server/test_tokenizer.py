@@ -72,7 +72,7 @@ class TestDefaultModel:
             {"role": "system", "content": "You are terse."},
             {"role": "user", "content": "Name a colour. 😀"},
             {"role": "assistant", "content": "Blue"},
-            {"role": "user", "content": "<|im_end|> another"},
+            {"role": "user", "content": "im_end|> another"},
         ]
         assert smollm.has_chat_template
         ids = smollm.apply_chat_template(messages)
