@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from scheduler.messages import GenerationRequest
+from scheduler.messages import GenerationRequest, Grammar
 
 
 class CommandRefused(Exception):
@@ -96,4 +96,20 @@ class AdapterInfo:
     version: str  # hexadecimal digest of its weights and configuration
 
 
-Command = ChangeCache | PlanPrompt | LoadAdapter | UnloadAdapter | ListAdapters
+@dataclass(frozen=True, slots=True)
+class SetVocabulary:
+    """What the token ids stand for, as the tokenizers library writes a tokenizer (JSON): grammars are held to in text,
+    and no engine knows any. Answered by None, beside the steps."""
+
+    tokenizer: str
+
+
+@dataclass(frozen=True, slots=True)
+class PrepareGrammar:
+    """Compile a grammar, so that a bad one is refused before there is a request, and a good one is there when its
+    request comes. Answered by None, beside the steps."""
+
+    grammar: Grammar
+
+
+Command = ChangeCache | PlanPrompt | LoadAdapter | UnloadAdapter | ListAdapters | SetVocabulary | PrepareGrammar

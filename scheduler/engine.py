@@ -37,9 +37,12 @@ from scheduler.commands import (
     ListAdapters,
     LoadAdapter,
     PlanPrompt,
+    PrepareGrammar,
+    SetVocabulary,
     UnloadAdapter,
 )
 from scheduler.config import EngineConfig, SchedulerConfig
+from scheduler.guided import Guide, Guides, PendingMasks
 from scheduler.identities import Identities, Root
 from scheduler.inputs import flatten, sample_rows, scored_tokens
 from scheduler.machine import free_memory, usable_cores
@@ -94,6 +97,7 @@ class Engine:
         attention = choose_attention(self._device, dtype, model.head_dim, config.block_size)
         self.runner = Runner(network, attention, self._storage.layers)
         self._sampler = Sampler(model.vocab_size)
+        self.guides = Guides(model.vocab_size, model.eos_token_ids)
         self.info = _info(config, loaded, limits, self._storage, dtype)
         self._set_up_cache(config, loaded, limits, dtype)
         self._adapters = Adapters(lambda path: load_adapter(Path(path), model, dtype=dtype, device=self._device))
@@ -140,7 +144,8 @@ class Engine:
             root, adapter = self._root(request), self._adapter(request)
             weights = None if adapter is None else adapter.weights
             others = [(other.hash, reason) for other, reason in self._identities.others(root)] if request.report else ()
-            self.scheduler.add(request, root.hash, self._clock(), adapter=weights, others=others)
+            guide = None if request.grammar is None else self.guides.open(request.grammar)
+            self.scheduler.add(request, root.hash, self._clock(), adapter=weights, guide=guide, others=others)
         except (RequestRefused, CommandRefused) as error:
             return _refusal(request, str(error))
         return None
@@ -179,6 +184,8 @@ class Engine:
                 return self._adapters.unload(name).info
             case ListAdapters():
                 return tuple(adapter.info for adapter in self._adapters)
+            case SetVocabulary() | PrepareGrammar():
+                return self.guides.command(command).result()
         raise CommandRefused(f"unknown command {command!r}")
 
     def _load_adapter(self, name: str, path: str) -> AdapterInfo:
@@ -223,13 +230,25 @@ class Engine:
         self._storage.copy(
             [copy.source.block_id for copy in batch.copies], [copy.target.block_id for copy in batch.copies]
         )
+        pending = self._start_masks(batch)
         logits = self.runner.run(flatten(batch, self.info.block_size, self._device))
         prompt_tokens = scored_tokens(batch)
         scored = _score(logits[: len(prompt_tokens)], prompt_tokens)
-        rows = sample_rows(batch.sampled, self.info.eos_token_ids)
+        guided = pending.collect()
+        rows = sample_rows(batch.sampled, self.info.eos_token_ids, guided.masks)
         chosen = self._sampler.sample(logits[len(prompt_tokens) :], rows)
         ids = [request.request_id for request in batch.sampled]
-        return {id_: _as_sampled(choice) for id_, choice in zip(ids, chosen, strict=True)}, scored
+        sampled = {id_: _as_sampled(choice) for id_, choice in zip(ids, chosen, strict=True)}
+        sampled |= {id_: Sampled(error=fault) for id_, fault in guided.faults.items()}
+        return sampled, scored
+
+    def _start_masks(self, batch: Batch) -> PendingMasks:
+        """What the grammars of guided requests allow next: known before the network is, and computed beside it."""
+        return self.guides.start(
+            (request.request_id, request.guide, request.tokens[request.prompt_len + request.guide.seen :])
+            for request in batch.sampled
+            if isinstance(request.guide, Guide)
+        )
 
     def scrub(self) -> list[RequestOutput]:
         """Check as many published blocks as are due by now. Damage is contained and counted; returns the ends of

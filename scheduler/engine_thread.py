@@ -10,12 +10,13 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
-from scheduler.commands import Command
+from scheduler.commands import Command, PrepareGrammar, SetVocabulary
 from scheduler.config import EngineConfig
 from scheduler.messages import EngineInfo, EngineStats, FinishReason, GenerationRequest, RequestOutput, StepOutput
 
 if TYPE_CHECKING:
     from scheduler.engine import Engine
+    from scheduler.guided import Guides
 
 log = logging.getLogger("pagekv.engine")
 
@@ -68,6 +69,7 @@ class EngineThread:
         self._started: queue.SimpleQueue[EngineInfo | BaseException] = queue.SimpleQueue()
         self._ended = threading.Event()  # nobody takes from the inbox any more
         self._last_stats = EngineStats()
+        self._guides: Guides | None = None  # once the engine has started
 
     def start(self) -> EngineInfo:
         """Load the model on the engine's thread and wait for it. Raises what loading raises."""
@@ -89,8 +91,12 @@ class EngineThread:
         self._inbox.put(_Abort(request_id))
 
     def call(self, command: Command) -> Future[object]:
-        """Never blocks. The command is carried out between steps; the future has its answer, the CommandRefused it
-        ended in, or EngineGone if the engine ends first."""
+        """Never blocks. The command is carried out between steps, or beside them if it is about grammars; the future
+        has its answer, the CommandRefused it ended in, or EngineGone if the engine ends first."""
+        guides = self._guides
+        if isinstance(command, SetVocabulary | PrepareGrammar) and guides is not None:
+            with contextlib.suppress(RuntimeError):  # its threads have just ended
+                return guides.command(command)
         call = _Call(command)
         self._inbox.put(call)
         if self._ended.is_set():
@@ -118,6 +124,7 @@ class EngineThread:
             self._ended.set()
             self._started.put(error)
             return
+        self._guides = engine.guides
         self._started.put(engine.info)
         try:
             while self._take(engine):
@@ -128,6 +135,8 @@ class EngineThread:
         finally:
             self._last_stats = engine.stats()
             self._ended.set()
+            self._guides = None
+            engine.guides.close()
             try:
                 self._deliver(StepOutput(tuple(engine.abort_all()), engine.stats()))
             except BaseException:

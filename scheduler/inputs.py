@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 import numpy as np
@@ -54,7 +54,7 @@ def _sample_row(request: Request, eos_token_ids: tuple[int, ...], mask: TokenMas
         position=len(request.tokens),
         prompt_ids=request.tokens[: request.prompt_len] if penalized else (),
         output_ids=request.tokens[request.prompt_len :] if penalized or params.bad_words else (),
-        banned_ids=_banned(request, eos_token_ids),
+        banned_ids=_banned(request, eos_token_ids, mask),
         mask=mask,
     )
 
@@ -104,9 +104,18 @@ def _adapters(spans: list[Span], device: torch.device) -> tuple[AdapterRows, ...
     )
 
 
-def _banned(request: Request, eos_token_ids: tuple[int, ...]) -> tuple[int, ...]:
-    """Tokens that would end the request before its min_tokens."""
+def _banned(request: Request, eos_token_ids: tuple[int, ...], mask: TokenMask | None) -> tuple[int, ...]:
+    """Tokens that would end the request before its min_tokens; none, where a grammar allows no other: a text that is
+    complete is followed by end-of-sequence tokens until there are enough."""
     if request.num_generated >= request.params.min_tokens:
         return ()
     eos = () if request.params.ignore_eos else eos_token_ids
-    return (*eos, *request.params.stop_token_ids)
+    banned = (*eos, *request.params.stop_token_ids)
+    return () if mask is not None and _leaves_nothing(mask, banned) else banned
+
+
+def _leaves_nothing(mask: TokenMask, banned: Sequence[int]) -> bool:
+    left = mask.view(np.uint32).copy()
+    for token in banned:
+        left[token // 32] &= ~np.uint32(1 << token % 32)
+    return not left.any()

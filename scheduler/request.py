@@ -38,6 +38,7 @@ class Request:
         self.params = message.params
         self.identity = identity
         self.adapter = adapter  # what the network needs of it; opaque here
+        self.guide: object = None  # what keeps its text within a grammar; opaque as well
         self.cache = message.cache
         self.reveals = bool(message.cache_salt)  # a cached token it hears of is its own salt's
         self.rank = (message.priority, order)  # lower is served first, preempted last
