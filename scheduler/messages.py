@@ -282,4 +282,5 @@ class EngineInfo:
     recovery: str
     partial_reuse: bool
     device: str
+    backend: str = "torch"  # or c
     model_name: str = ""  # what clients call it unless the operator says otherwise; empty: the last part of model_path

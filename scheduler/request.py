@@ -39,6 +39,8 @@ class Request:
         self.identity = identity
         self.adapter = adapter  # what the network needs of it; opaque here
         self.guide: object = None  # what keeps its text within a grammar; opaque as well
+        self.history: object = None  # what the sampler keeps of it; opaque here
+        self.first: Request | None = None  # the first choice of the same prompt, where this is another one
         self.cache = message.cache
         self.reveals = bool(message.cache_salt)  # a cached token it hears of is its own salt's
         self.rank = (message.priority, order)  # lower is served first, preempted last
@@ -76,6 +78,12 @@ class Request:
     @property
     def num_generated(self) -> int:
         return len(self.tokens) - self.prompt_len
+
+    @property
+    def waits(self) -> bool:
+        """Whether it waits for the prefill of its prompt's first choice, which then leaves it little to compute."""
+        first = self.first
+        return first is not None and first.usage is None and first.status is not RequestStatus.FINISHED
 
     def unscored(self, start: int, end: int) -> range:
         """Those positions of a span whose logits are wanted to score the prompt's next token, and are not had yet."""

@@ -99,10 +99,18 @@ class Scheduler:
         self._refuse_unfit(message)
         request = Request(message, identity, now, self._arrivals, adapter)
         request.others = list(others)
+        request.first = self._first_choice(request, message.after)
         request.guide = guide
         self._arrivals += 1
         self._requests[request.request_id] = request
         insort(self.waiting, request, key=_rank)
+
+    def _first_choice(self, request: Request, name: str | None) -> Request | None:
+        """The request of this name, if it has the same prompt under the same identity."""
+        first = None if name is None else self._requests.get(name)
+        if first is None or first.identity != request.identity:
+            return None
+        return first if first.tokens[: first.prompt_len] == request.tokens else None
 
     def _refuse_unfit(self, message: GenerationRequest) -> None:
         wanted = len(message.prompt_token_ids) + message.params.max_tokens
@@ -172,16 +180,20 @@ class Scheduler:
         insort(self.waiting, request, key=_rank)
 
     def _admit_waiting(self, batch: Batch, now: float) -> None:
+        held = 0  # requests at the head that wait for another one's prefill, which is ahead of them
         while (
-            self.waiting
+            held < len(self.waiting)
             and len(self.running) < self._config.max_num_seqs
             and batch.num_tokens < self._config.max_num_batched_tokens
         ):
-            request = self.waiting[0]
+            request = self.waiting[held]
+            if request.waits:
+                held += 1
+                continue
             copies = self._tables.admit(request, now, break_pins=not self.running)
             if copies is None:
                 break
-            del self.waiting[0]
+            del self.waiting[held]
             insort(self.running, request, key=_rank)
             request.status = RequestStatus.RUNNING
             if request.first_scheduled is None:
@@ -226,6 +238,8 @@ class Scheduler:
         for copy in batch.copies:
             if copy.source.node is not None:
                 copy.target.origin = copy.source.node, self.totals.steps + 1
+            elif copy.source.origin is not None:
+                copy.target.origin = copy.source.origin
         self._settle(batch)
         for block, valid in batch.planned.items():
             block.written = valid

@@ -74,6 +74,7 @@ class BlockTables:
         """Give a waiting request a block for every block of its tokens; None, and nothing changed, if they do not
         suffice. The copies must run before anything is computed; each holds a reference to its source."""
         match = self.match(request)
+        self._find_with_first_choice(request, match)
         shared = [block for found in match.blocks if (block := found.block) is not None]
         room = self._pool.available + (self._pool.breakable if break_pins else 0)
         revived = sum(block.ref_count == 0 and (break_pins or not block.pinned) for block in shared)
@@ -99,6 +100,24 @@ class BlockTables:
             self.explain(match, bytes(request.encoded), request.others)
             request.report = report(match, request.hashes, reveal=request.reveals)
         return copies
+
+    def _find_with_first_choice(self, request: Request, match: Match) -> None:
+        """The unfilled end of a prompt is in no tree while the prompt's first choice goes on writing behind it; what is
+        written there will not change, so it can be copied."""
+        first, index = request.first, request.prompt_len // self._block_size
+        if first is None or index >= min(len(first.table), len(match.blocks)) or not self._partial_reuse:
+            return
+        if first.detached or request.detached or not (first.cache.write and request.cache.read):
+            return
+        if not self._repair and any(found.status is BlockStatus.MISSING for found in match.blocks[:index]):
+            return
+        block, found = first.table[index], match.blocks[index]
+        if block is None or block.published or found.status is not BlockStatus.MISSING:
+            return
+        start = index * self._block_size
+        slots = min(block.written, request.prompt_len - start, len(request.tokens) - 1 - start)
+        if slots > found.copy_slots:
+            found.copy_from, found.copy_slots = block, slots
 
     def _note_use(self, request: Request, block: Block | None, now: float) -> None:
         if block is not None and block.published:

@@ -66,11 +66,26 @@ class Operations(RuleBasedStateMachine):
         cache=st.sampled_from(CONTROLS),
         identity=st.sampled_from(IDENTITIES),
     )
-    def arrive(self, prompt, max_tokens, priority, cache, identity) -> None:
+    def arrive(self, prompt, max_tokens, priority, cache, identity, after=None) -> None:
         name = f"r{self.count}"
         self.count += 1
         self.limits[name] = max_tokens
-        self.world.add(name, prompt, max_tokens, priority, identity, cache)
+        self.world.add(name, prompt, max_tokens, priority, identity, cache, after)
+
+    @rule(
+        prompt=prompts(),
+        max_tokens=st.integers(1, 12),
+        priority=st.integers(-1, 1),
+        cache=st.sampled_from(CONTROLS),
+        identity=st.sampled_from(IDENTITIES),
+        others=st.integers(1, 3),
+    )
+    def arrive_with_others(self, prompt, max_tokens, priority, cache, identity, others) -> None:
+        """Several choices of one prompt."""
+        first = f"r{self.count}"
+        self.arrive(prompt, max_tokens, priority, cache, identity)
+        for _ in range(others):
+            self.arrive(prompt, max_tokens, priority, cache, identity, after=first)
 
     @rule(count=st.integers(1, 4))
     def step(self, count) -> None:

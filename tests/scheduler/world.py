@@ -95,10 +95,11 @@ class World:
         priority: int = 0,
         identity: BlockHash = IDENTITY,
         cache: CacheControl | None = None,
+        after: str | None = None,
         **sampling: object,
     ) -> str:
         params = SamplingParams(max_tokens=max_tokens, seed=0, **sampling)  # type: ignore[arg-type]
-        message = GenerationRequest(name, tuple(prompt), params, priority, cache=cache or CacheControl())
+        message = GenerationRequest(name, tuple(prompt), params, priority, cache=cache or CacheControl(), after=after)
         self.scheduler.add(message, identity, self.clock)
         self.prompts[name] = tuple(prompt)
         self.tokens[name], self.ends[name], self.outputs[name] = [], [], []
@@ -217,8 +218,9 @@ def check_rules(batch: Batch, block_size: int) -> None:
     valid = {copy.target: copy.slots for copy in batch.copies}
     sources = {copy.source for copy in batch.copies}
     assert not sources & valid.keys(), "a copy's target is a source"
-    for source in sources:
-        assert source.published and source.ref_count > 0
+    for copy in batch.copies:
+        assert copy.source.ref_count > 0
+        assert copy.source.published or copy.slots <= copy.source.written, "what is not written yet is copied"
     written: dict[object, set[int]] = {}
     ends: dict[str, int] = {}
     for span in batch.spans:
