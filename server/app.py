@@ -1,4 +1,4 @@
-"""The HTTP application: routes, and errors in OpenAI's shape wherever they come from."""
+"""The HTTP application: routes, and errors in the shape of the API that was asked, wherever they come from."""
 
 from __future__ import annotations
 
@@ -13,12 +13,22 @@ from starlette.responses import Response
 from scheduler.commands import AdapterInfo
 from scheduler.messages import EngineInfo
 from server.async_engine import AsyncEngine
-from server.errors import ApiError, ClientDisconnected, EngineFailure, error_body, error_response, json_response
+from server.errors import (
+    MAX_MESSAGE,
+    ApiError,
+    ClientDisconnected,
+    EngineFailure,
+    RouteError,
+    error_response,
+    json_response,
+    shorten,
+)
+from server.messages.errors import of_api_error
 from server.metrics import EngineMetrics
 from server.openapi import describe_bodies
 from server.prompt import PromptEncoder
 from server.routes import adapters as adapter_routes
-from server.routes import cache, chat, completions, models, operations
+from server.routes import cache, chat, completions, messages, models, operations, render, responses, tokenize
 from server.served import ServedModels
 from server.state import ServerSettings, ServerState
 from server.tokenizer import Tokenizer
@@ -42,7 +52,7 @@ def create_app(
     state = ServerState(engine, info, tokenizer, PromptEncoder(tokenizer, info), metrics, settings, served)
     app = FastAPI(title="pagekv", version=VERSION, lifespan=lifespan, redirect_slashes=False)
     app.state.server = state
-    for routes in (completions, chat, models, cache, adapter_routes, operations):
+    for routes in (completions, chat, responses, messages, models, tokenize, render, cache, adapter_routes, operations):
         app.include_router(routes.router)
     describe_bodies(app)
     app.add_exception_handler(ApiError, on_api_error)
@@ -61,8 +71,15 @@ async def lifespan(app: FastAPI) -> AsyncIterator[None]:
     state.encoder.close()
 
 
-async def on_api_error(_: Request, error: Exception) -> Response:
+async def on_api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
+    return answer_error(request, error)
+
+
+def answer_error(request: Request, error: ApiError) -> Response:
+    """In OpenAI's shape, but for those who speak Anthropic's API."""
+    if request.url.path.startswith("/v1/messages"):
+        return json_response(of_api_error(error), error.status, error.headers)
     return error_response(error)
 
 
@@ -73,14 +90,13 @@ async def on_client_disconnected(_: Request, __: Exception) -> Response:
 async def on_http_exception(request: Request, error: Exception) -> Response:
     """No such route (404), or not with this method (405)."""
     assert isinstance(error, HTTPException)
-    message = f"{error.detail}: {request.method} {request.url.path}."
-    headers = dict(error.headers) if error.headers else None
-    return json_response(error_body(message), error.status_code, headers)
+    message = shorten(f"{error.detail}: {request.method} {request.url.path}.", MAX_MESSAGE)
+    return answer_error(request, RouteError(message, error.status_code, dict(error.headers or {})))
 
 
-async def on_unforeseen(_: Request, __: Exception) -> Response:
+async def on_unforeseen(request: Request, __: Exception) -> Response:
     """The exception itself is logged by the HTTP server, which then hangs up; its text may hold what is no client's
     business."""
-    response = error_response(EngineFailure("The server failed to answer this request."))
+    response = answer_error(request, EngineFailure("The server failed to answer this request."))
     response.headers["connection"] = "close"  # so that no next request is sent into it
     return response

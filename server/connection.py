@@ -82,7 +82,7 @@ class EventStream(Response):
 
     async def _pump_chunks(self, send: Send) -> None:
         choices = self._generation.choices
-        await self._send(send, self._answer.opening(len(choices)))
+        await self._send(send, self._answer.opening(choices))
         step = self._first
         while step is not None:
             await self._send(send, self._answer.chunks(*step))

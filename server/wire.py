@@ -39,7 +39,7 @@ class NamedWire:
     """Events that bear the name of their content's `type`, and nothing after the last."""
 
     def event(self, content: Json) -> bytes:
-        return b"event: " + content["type"].encode() + b"\ndata: " + orjson.dumps(content) + b"\n\n"
+        return f"event: {content['type']}\ndata: ".encode() + orjson.dumps(content) + b"\n\n"
 
     def end(self) -> bytes:
         return b""

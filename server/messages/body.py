@@ -1,0 +1,182 @@
+"""The body of `/v1/messages`, in Anthropic's fields. Whatever is not here is refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Discriminator, Field, Tag, field_validator, model_validator
+
+from server.protocol import MAX_MESSAGES, MAX_STOP_CHARS, MAX_STOPS, Salt, StrictModel, conflict
+
+MAX_BREAKPOINTS = 4
+SECONDS = {"5m": 300.0, "1h": 3600.0}
+
+Json = dict[str, Any]
+
+
+class Breakpoint(StrictModel):
+    """Keep the K/V of the prompt up to here for so long."""
+
+    type: Literal["ephemeral"]
+    ttl: Literal["5m", "1h"] = "5m"
+
+    @property
+    def seconds(self) -> float:
+        return SECONDS[self.ttl]
+
+
+class TextBlock(StrictModel):
+    type: Literal["text"]
+    text: str
+    cache_control: Breakpoint | None = None
+
+
+class ToolUseBlock(StrictModel):
+    type: Literal["tool_use"]
+    id: str = Field(min_length=1)
+    name: str = Field(min_length=1)
+    input: Json
+    caller: None = None
+    cache_control: Breakpoint | None = None
+
+
+def as_blocks(value: Any) -> Any:
+    """A string is short for one block of text."""
+    return [{"type": "text", "text": value}] if isinstance(value, str) else value
+
+
+def kind_of(block: Any) -> str | None:
+    kind = block.get("type") if isinstance(block, dict) else getattr(block, "type", None)
+    return f"<{kind}>"  # in brackets: no part of the path that an error names
+
+
+class ResultText(StrictModel):
+    """A part of a result. Breakpoints are on whole results."""
+
+    type: Literal["text"]
+    text: str
+
+
+class ToolResultBlock(StrictModel):
+    type: Literal["tool_result"]
+    tool_use_id: str = Field(min_length=1)
+    content: list[ResultText] = Field(default_factory=list)
+    is_error: bool = False
+    cache_control: Breakpoint | None = None
+
+    _blocks = field_validator("content", mode="before")(as_blocks)
+
+
+Block = Annotated[
+    Annotated[TextBlock, Tag("<text>")]
+    | Annotated[ToolUseBlock, Tag("<tool_use>")]
+    | Annotated[ToolResultBlock, Tag("<tool_result>")],
+    Discriminator(
+        kind_of,
+        custom_error_type="unsupported_block",
+        custom_error_message="a block of type text, tool_use or tool_result is wanted; others are not supported",
+    ),
+]
+
+BLOCKS_OF = {"user": {"text", "tool_result"}, "assistant": {"text", "tool_use"}}
+
+
+class Turn(StrictModel):
+    role: Literal["user", "assistant"]
+    content: list[Block]
+
+    _blocks = field_validator("content", mode="before")(as_blocks)
+
+    @model_validator(mode="after")
+    def check_blocks(self) -> Self:
+        for block in self.content:
+            if block.type not in BLOCKS_OF[self.role]:
+                raise ValueError(f"a turn of the {self.role} has no {block.type} blocks")
+        return self
+
+
+class Tool(StrictModel):
+    """A tool of the client's. Tools that a server would run are refused by their `type`."""
+
+    type: Literal["custom"] = "custom"
+    name: str = Field(min_length=1, max_length=128, pattern=r"^[a-zA-Z0-9_-]+$")
+    description: str | None = None
+    input_schema: Json
+    cache_control: Breakpoint | None = None
+
+
+class ToolChoice(StrictModel):
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool = False
+
+    @model_validator(mode="after")
+    def check_name(self) -> Self:
+        if (self.type == "tool") != (self.name is not None):
+            raise ValueError("a name goes with type 'tool', and with no other")
+        return self
+
+
+class Thinking(StrictModel):
+    type: Literal["disabled"]
+
+
+class OutputFormat(StrictModel):
+    type: Literal["json_schema"]
+    json_schema: Json = Field(alias="schema")
+
+
+class OutputConfig(StrictModel):
+    format: OutputFormat | None = None
+
+
+class Metadata(StrictModel):
+    user_id: str | None = None
+
+
+class CountBody(StrictModel):
+    """What makes the prompt: all that `/v1/messages/count_tokens` takes."""
+
+    model: str
+    messages: list[Turn] = Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
+    system: list[TextBlock] = Field(default_factory=list)
+    tools: list[Tool] = Field(default_factory=list, max_length=128)
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig = OutputConfig()
+    cache_control: Breakpoint | None = None
+
+    _blocks = field_validator("system", mode="before")(as_blocks)
+
+    @model_validator(mode="after")
+    def check_breakpoints(self) -> Self:
+        marks = list(self.breakpoints())
+        if len(marks) > MAX_BREAKPOINTS:
+            raise conflict("cache_control", f"at most {MAX_BREAKPOINTS} breakpoints are supported, not {len(marks)}")
+        if any(later.seconds > earlier.seconds for earlier, later in zip(marks, marks[1:], strict=False)):
+            raise conflict("cache_control", "a breakpoint with ttl '1h' comes before those with '5m'")
+        return self
+
+    def breakpoints(self) -> Iterator[Breakpoint]:
+        """In the order of the prompt: tools, system, messages."""
+        blocks = [*self.tools, *self.system, *(block for turn in self.messages for block in turn.content)]
+        yield from (block.cache_control for block in blocks if block.cache_control is not None)
+        if self.cache_control is not None:
+            yield self.cache_control
+
+
+class MessagesBody(CountBody):
+    """`max_tokens` of 0 computes the prompt, for the cache, and generates nothing."""
+
+    max_tokens: int = Field(ge=0)
+    stop_sequences: list[Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]] = Field(
+        default_factory=list, max_length=MAX_STOPS
+    )
+    stream: bool = False
+    temperature: float = Field(1.0, ge=0.0, le=1.0)
+    top_p: float = Field(1.0, gt=0.0, le=1.0)
+    top_k: int = Field(0, ge=0)
+    metadata: Metadata | None = None
+    service_tier: Literal["auto", "standard_only"] = "auto"
+    cache_salt: Salt | None = None

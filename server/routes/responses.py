@@ -1,0 +1,28 @@
+"""POST /v1/responses: OpenAI's newer API, without its memory of earlier answers."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from server.body import read_body, validate
+from server.prepare import prepare_chat
+from server.protocol import ChatBody
+from server.respond import respond
+from server.responses.body import ResponsesBody
+from server.responses.conversation import chat_fields
+from server.responses.format import ResponsesFormat
+from server.state import state_of
+
+router = APIRouter()
+
+
+@router.post("/v1/responses")
+async def create_response(request: Request) -> Response:
+    server = state_of(request)
+    body = await read_body(request, ResponsesBody, server.settings)
+    chat = validate(chat_fields(body), ChatBody)
+    prepared = await prepare_chat(server, chat)
+    answer = ResponsesFormat(body.model or server.models.base, body, server.tokenizer)
+    return await respond(request, server, chat, answer, [prepared], continues=False, wire=answer)
