@@ -23,7 +23,7 @@ from model.load import LoadedModel, load_model
 from model.lora import load_adapter
 from model.network import Network
 from model.runner import Runner
-from model.sampler import SampledToken, Sampler, SamplingFailure, score
+from model.sampler import SampledToken, Sampler, SamplingFailure
 from model.source import resolve
 from scheduler.adapters import Adapter, Adapters
 from scheduler.batch import Batch
@@ -233,14 +233,18 @@ class Engine:
         pending = self._start_masks(batch)
         logits = self.runner.run(flatten(batch, self.info.block_size, self._device))
         prompt_tokens = scored_tokens(batch)
-        scored = _score(logits[: len(prompt_tokens)], prompt_tokens)
+        scored = self._sampler.score(
+            logits[: len(prompt_tokens)],
+            [request.tokens[index] for request, index in prompt_tokens],
+            [request.params.prompt_logprobs or 0 for request, _ in prompt_tokens],
+        )
         guided = pending.collect()
         rows = sample_rows(batch.sampled, self.info.eos_token_ids, guided.masks)
         chosen = self._sampler.sample(logits[len(prompt_tokens) :], rows)
         ids = [request.request_id for request in batch.sampled]
         sampled = {id_: _as_sampled(choice) for id_, choice in zip(ids, chosen, strict=True)}
         sampled |= {id_: Sampled(error=fault) for id_, fault in guided.faults.items()}
-        return sampled, scored
+        return sampled, _by_request(prompt_tokens, scored)
 
     def _start_masks(self, batch: Batch) -> PendingMasks:
         """What the grammars of guided requests allow next: known before the network is, and computed beside it."""
@@ -345,13 +349,9 @@ def _refusal(request: GenerationRequest, error: str) -> RequestOutput:
     return RequestOutput(request.request_id, finish_reason=FinishReason.ERROR, error=error)
 
 
-def _score(logits: torch.Tensor, tokens: list[tuple[Request, int]]) -> dict[str, list[TokenLogprobs]]:
-    """Rows of logits, one for each prompt token they score."""
-    ids = [request.tokens[index] for request, index in tokens]
+def _by_request(tokens: list[tuple[Request, int]], rows: list[SampledToken]) -> dict[str, list[TokenLogprobs]]:
     scores: dict[str, list[TokenLogprobs]] = {}
-    for (request, _), row in zip(
-        tokens, score(logits, ids, [r.params.prompt_logprobs or 0 for r, _ in tokens]), strict=True
-    ):
+    for (request, _), row in zip(tokens, rows, strict=True):
         scores.setdefault(request.request_id, []).append(_as_logprobs(row))
     return scores
 

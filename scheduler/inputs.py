@@ -11,9 +11,7 @@ from numpy.typing import NDArray
 
 from model.inputs import AdapterRows, StepInputs
 from model.lora import LoraAdapter
-from model.sampler import SampleRow
-from model.sampler.adjust import is_penalized
-from model.sampler.rows import TokenMask
+from model.sampler import History, SampleRow, TokenMask
 from scheduler.batch import Batch, Span
 from scheduler.request import Request
 
@@ -47,16 +45,16 @@ def sample_rows(
 
 
 def _sample_row(request: Request, eos_token_ids: tuple[int, ...], mask: TokenMask | None) -> SampleRow:
-    params = request.params
-    penalized = is_penalized(params)  # else nobody reads the history, and long prompts are not copied
-    return SampleRow(
-        params=params,
-        position=len(request.tokens),
-        prompt_ids=request.tokens[: request.prompt_len] if penalized else (),
-        output_ids=request.tokens[request.prompt_len :] if penalized or params.bad_words else (),
-        banned_ids=_banned(request, eos_token_ids, mask),
-        mask=mask,
-    )
+    return SampleRow(_history(request), len(request.tokens), _banned(request, eos_token_ids, mask), mask)
+
+
+def _history(request: Request) -> History:
+    """What the sampler keeps of the request, up to its last token; a preemption takes no token back."""
+    history = request.history
+    if not isinstance(history, History):
+        history = request.history = History(request.params, request.tokens[: request.prompt_len])
+    history.add(request.tokens[request.prompt_len + history.num_output :])
+    return history
 
 
 def _tokens(spans: list[Span]) -> Iterator[int]:

@@ -7,11 +7,12 @@ in the order and with the meaning that vLLM gives them. Reported log-probabiliti
 logits. A row's token depends on its own logits, parameters and history: noise is a hash of (seed, choice, position), so
 the same seed gives the same text in any batch, after a preemption and in another process.
 
-Everything is numpy on the host: an argmax over 16 rows takes 0.05 ms here, against 0.34 ms in torch on CPU.
+All of it runs on the host, in numpy but for the exponential: an argmax over 16 rows of 49,152 takes 0.09 ms there.
 """
 
-from model.sampler.logprobs import score
-from model.sampler.rows import SampledToken, SampleRow, SamplingFailure, SamplingLike
+from model.sampler.history import History
+from model.sampler.params import SamplingLike
+from model.sampler.rows import SampledToken, SampleRow, SamplingFailure, TokenMask
 from model.sampler.sampler import Sampler
 
-__all__ = ["SampleRow", "SampledToken", "Sampler", "SamplingFailure", "SamplingLike", "score"]
+__all__ = ["History", "SampleRow", "SampledToken", "Sampler", "SamplingFailure", "SamplingLike", "TokenMask"]

@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
 
-from model.sampler.draw import top_ids
+from model.sampler.draw import largest
 from model.sampler.rows import SampledToken
+from model.sampler.weights import Scaled, Weights
 
 
-def score(logits: torch.Tensor, token_ids: Sequence[int], counts: Sequence[int]) -> list[SampledToken]:
-    """The log-probability and rank of given tokens: row i of float32 logits [N, vocab_size] scores `token_ids[i]` and
-    lists the `counts[i]` most likely ones."""
-    values: NDArray[np.float32] = logits.detach().cpu().numpy()
-    return [with_logprobs(row, *wanted) for row, *wanted in zip(values, token_ids, counts, strict=True)]
-
-
-def with_logprobs(logits: NDArray[np.float32], chosen: int, count: int) -> SampledToken:
-    wide = logits.astype(np.float64)
-    peak = wide.max()
-    with np.errstate(under="ignore"):
-        log_total = peak + np.log(np.exp(wide - peak).sum())
-    top = tuple((int(token), float(wide[token] - log_total)) for token in top_ids(wide, count))
-    rank = 1 + int((logits > logits[chosen]).sum())
-    return SampledToken(chosen, float(wide[chosen] - log_total), rank, top)
+def with_logprobs(row: Scaled, weights: Weights, token_id: int, count: int) -> SampledToken:
+    """A chosen token with its log-probability in a row at temperature 1, and the `count` most likely ones, best first,
+    lower ids first among equals."""
+    logits = row.logits
+    log_total = float(row.peak) + math.log(weights.total)
+    ids = largest(logits, count)
+    top = ids[np.argsort(-logits[ids], kind="stable")]
+    listed = zip(top.tolist(), (logits[top].astype(np.float64) - log_total).tolist(), strict=True)
+    rank = 1 + int(np.count_nonzero(logits > logits[token_id]))
+    return SampledToken(token_id, float(logits[token_id]) - log_total, rank, tuple(listed))

@@ -1,58 +1,26 @@
-"""What goes into the sampler, a row at a time, and what comes out."""
+"""What goes into the sampler, and what comes out, a row at a time."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from model.sampler.history import History
 
 TokenMask = NDArray[np.uint32] | NDArray[np.int32]
 """One bit per token, 1 where it may be chosen: token t is bit t % 32 of word t // 32. The layout of xgrammar and
 llguidance. [ceil(vocab_size / 32)]; the bits past the vocabulary mean nothing."""
 
 
-class SamplingLike(Protocol):
-    """What the sampler reads of a request's sampling parameters."""
-
-    @property
-    def seed(self) -> int: ...
-    @property
-    def choice(self) -> int: ...
-    @property
-    def temperature(self) -> float: ...
-    @property
-    def top_p(self) -> float: ...
-    @property
-    def top_k(self) -> int: ...
-    @property
-    def min_p(self) -> float: ...
-    @property
-    def repetition_penalty(self) -> float: ...
-    @property
-    def presence_penalty(self) -> float: ...
-    @property
-    def frequency_penalty(self) -> float: ...
-    @property
-    def logprobs(self) -> int | None: ...
-    @property
-    def logit_bias(self) -> tuple[tuple[int, float], ...]: ...
-    @property
-    def allowed_token_ids(self) -> tuple[int, ...] | None: ...
-    @property
-    def bad_words(self) -> tuple[tuple[int, ...], ...]: ...
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class SampleRow:
     """What one row of logits belongs to. `position` is the index, in prompt and output together, of the new token."""
 
-    params: SamplingLike
+    history: History
     position: int
-    prompt_ids: Sequence[int] = ()
-    output_ids: Sequence[int] = ()
     banned_ids: Sequence[int] = ()  # may not be chosen now, such as end-of-sequence before min_tokens
     mask: TokenMask | None = None  # what a grammar allows next; None for everything
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import pytest
 import torch
 
 from model.inputs import StepInputs
+from model.sampler import SampleRow
 from scheduler.batch import Batch
 from scheduler.inputs import flatten, sample_rows
 from scheduler.request import Request
@@ -126,20 +129,41 @@ def one_request(**sampling: object) -> tuple[World, Request]:
     return world, world.scheduler.running[0]
 
 
+def history(row: SampleRow) -> tuple[dict[int, int], list[int]]:
+    """How often each token is in the output, of those that a penalty may change; the ends of bad words."""
+    ids, counts = row.history.seen()
+    return dict(zip(ids.tolist(), counts.tolist(), strict=True)), list(row.history.bad_ends())
+
+
 def test_a_row_knows_its_position_and_params() -> None:
     _, request = one_request()
     (row,) = sample_rows([request], (7, 8))
-    assert row.position == 7 and row.params is request.params
-    assert (list(row.prompt_ids), list(row.output_ids), list(row.banned_ids)) == ([], [], [])
+    assert row.position == 7 and row.history.params is request.params
+    assert list(row.banned_ids) == [] and history(row) == ({}, [])
 
 
 @pytest.mark.parametrize(
-    "penalty", [{"repetition_penalty": 1.1}, {"presence_penalty": 0.5}, {"frequency_penalty": -0.5}]
+    ("penalty", "is_of_prompt"),
+    [({"repetition_penalty": 1.1}, True), ({"presence_penalty": 0.5}, False), ({"frequency_penalty": -0.5}, False)],
 )
-def test_history_is_handed_over_where_a_penalty_reads_it(penalty: dict[str, object]) -> None:
+def test_a_history_grows_with_its_request(penalty: dict[str, object], is_of_prompt: bool) -> None:
     world, request = one_request(**penalty)
+    prompt = dict.fromkeys(P[:6], 0) if is_of_prompt else {}
+    (first,) = sample_rows([request], ())
+    assert history(first)[0] == prompt | Counter(world.tokens["a"])
+    world.step()
+    world.step()
+    (later,) = sample_rows([request], ())
+    assert later.history is first.history and later.history.num_output == 3
+    assert history(later)[0] == prompt | Counter(world.tokens["a"])
+
+
+def test_bad_words_are_looked_for_at_the_end_of_the_output() -> None:
+    world, request = one_request()
+    said = world.tokens["a"][0]
+    world, request = one_request(bad_words=((said, 2), (P[5], said, 3), (4,)))
     (row,) = sample_rows([request], ())
-    assert list(row.prompt_ids) == P[:6] and list(row.output_ids) == world.tokens["a"]
+    assert history(row)[1] == [2, 4]
 
 
 @pytest.mark.parametrize(
@@ -157,12 +181,6 @@ def test_what_would_end_a_request_too_early_is_banned(sampling: dict[str, object
     _, request = one_request(**sampling)
     (row,) = sample_rows([request], (7, 8))
     assert sorted(row.banned_ids) == banned
-
-
-def test_the_output_is_handed_over_where_bad_words_are_looked_for_in_it() -> None:
-    world, request = one_request(bad_words=((1, 2),))
-    (row,) = sample_rows([request], ())
-    assert list(row.prompt_ids) == [] and list(row.output_ids) == world.tokens["a"]
 
 
 def test_a_mask_goes_to_the_row_of_its_request() -> None:
