@@ -178,6 +178,11 @@ def main() -> None:
     callback=without_doubles,
     help="A LoRA adapter to serve as a model of its own: name=directory. May be repeated.",
 )
+@option(
+    "--chat-template",
+    type=click.Path(exists=True, dir_okay=False, readable=True),
+    help="A file with a chat template (Jinja, run in a sandbox). [default: the model's own]",
+)
 @option("--served-model-name", help="What clients call the model. [default: the model's own name]")
 @option("--threads", type=POSITIVE, help="Compute threads. [default: all cores this process may use]")
 @option(
@@ -195,6 +200,7 @@ def serve(
     partial_reuse: str,
     reveal_cached_tokens: str,
     lora: tuple[tuple[str, str], ...],
+    chat_template: str | None,
     **engine_options: Any,
 ) -> None:
     """Serve MODEL over HTTP: a .gguf file, a local Hugging Face directory, or a hub id.
@@ -212,6 +218,7 @@ def serve(
         port=port,
         model_name=served_model_name,
         reveal_cached_tokens=reveal_cached_tokens == "on",
+        chat_template=chat_template,
         log_level=log_level,
     )
     try:

@@ -22,6 +22,7 @@ from scheduler.messages import EngineInfo, StepOutput
 from server.app import create_app
 from server.async_engine import AsyncEngine, EngineFactory, EngineLike
 from server.state import ServerSettings
+from server.tokenizer import Tokenizer
 from server.version import VERSION
 
 GRACE = 5  # seconds that clients get, at the end, to read what was already said
@@ -53,12 +54,14 @@ class ServeOptions:
     port: int = 8000  # 0 picks a free one
     model_name: str | None = None  # None: the model's own
     reveal_cached_tokens: bool = False
+    chat_template: str | None = None  # path of a file; None: the model's own
     log_level: str = "info"
 
 
 def run(make_engine: EngineFactory, options: ServeOptions) -> None:
     """Serve until SIGINT or SIGTERM. Raises ServeError when the port, the model or an adapter cannot be had."""
     set_up_logging(options.log_level)
+    template = None if options.chat_template is None else read_template(options.chat_template)
     with bind(options.host, options.port) as listener, interruptible():
         engine, info = start_engine(make_engine)
         try:
@@ -67,9 +70,17 @@ def run(make_engine: EngineFactory, options: ServeOptions) -> None:
                 reveal_cached_tokens=options.reveal_cached_tokens,
             )
             adapters = list_adapters(engine, settings.model_name)
-            listen(listener, engine, info, settings, adapters, options.log_level)
+            tokenizer = load_tokenizer(info.model_path, template)
+            listen(listener, engine, info, tokenizer, settings, adapters, options.log_level)
         finally:
             engine.stop_now()
+
+
+def read_template(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ServeError(f"cannot read the chat template {path}: {one_line(error)}") from None
 
 
 def set_up_logging(level: str) -> None:
@@ -130,21 +141,23 @@ def list_adapters(engine: AsyncEngine, model_name: str) -> tuple[AdapterInfo, ..
     return adapters
 
 
+def load_tokenizer(model_path: str, chat_template: str | None) -> Tokenizer:
+    try:
+        return Tokenizer.load(model_path, chat_template)
+    except Exception as error:
+        log.debug("the tokenizer did not load", exc_info=True)
+        raise ServeError(f"cannot load the tokenizer of {model_path}: {one_line(error)}") from None
+
+
 def listen(
     listener: socket.socket,
     engine: AsyncEngine,
     info: EngineInfo,
+    tokenizer: Tokenizer,
     settings: ServerSettings,
     adapters: Sequence[AdapterInfo],
     log_level: str,
 ) -> None:
-    from server.tokenizer import Tokenizer
-
-    try:
-        tokenizer = Tokenizer.load(info.model_path)
-    except Exception as error:
-        log.debug("the tokenizer did not load", exc_info=True)
-        raise ServeError(f"cannot load the tokenizer of {info.model_path}: {one_line(error)}") from None
     app = create_app(engine, info, tokenizer, settings, adapters)
     config = uvicorn.Config(
         app,

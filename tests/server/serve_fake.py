@@ -27,7 +27,7 @@ class BrokenEngine(FakeEngine):
 def main() -> None:
     kinds = {"slow": SlowEngine, "broken": BrokenEngine}
     kind = kinds.get(sys.argv[2], FakeEngine) if len(sys.argv) > 2 else FakeEngine
-    Tokenizer.load = classmethod(lambda cls, path: ByteTokenizer())  # type: ignore[assignment,method-assign,return-value]
+    Tokenizer.load = classmethod(lambda cls, *_: ByteTokenizer())  # type: ignore[assignment,method-assign,return-value]
     try:
         run(lambda deliver: kind(deliver, lambda _: [65], interval=0.01), ServeOptions(port=int(sys.argv[1])))
     except ServeError as error:

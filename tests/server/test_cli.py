@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -20,8 +21,9 @@ from click.testing import CliRunner, Result
 import server.serve
 from scheduler.config import EngineConfig, Recovery
 from server.cli import main
-from server.serve import GRACE, ServeOptions
+from server.serve import GRACE, ServeError, ServeOptions, load_tokenizer, read_template
 from server.version import VERSION
+from tests.server.tiny_tokenizers import byte_level
 
 Started = list[tuple[EngineConfig, ServeOptions]]
 
@@ -58,6 +60,7 @@ def test_every_option(started: Started) -> None:
     given += " --num-blocks 10 --max-model-len 99 --max-num-seqs 3 --max-num-batched-tokens 77 --recovery truncate"
     given += " --partial-reuse off --served-model-name me --threads 2 --log-level error"
     given += " --pin-share 0.5 --scrub-rate 0 --reveal-cached-tokens on --lora x=/a/b --lora y=c=d"
+    given += f" --chat-template {__file__}"
     assert invoke(*given.split()).exit_code == 0
     config, options = started[0]
     assert config == EngineConfig(
@@ -82,6 +85,7 @@ def test_every_option(started: Started) -> None:
         port=0,
         model_name="me",
         reveal_cached_tokens=True,
+        chat_template=__file__,
         log_level="error",
     )
 
@@ -123,6 +127,7 @@ def test_memory(started: Started, text: str, size: int) -> None:
 @pytest.mark.parametrize(
     ("option", "value", "says"),
     [
+        ("--chat-template", "/nowhere/a.jinja", "does not exist"),
         ("--block-size", "12", "not a power of two from 1 to 128"),
         ("--block-size", "256", "not a power of two from 1 to 128"),
         ("--block-size", "0", "not a power of two"),
@@ -224,6 +229,18 @@ def test_a_client_that_does_not_read_is_waited_for_only_so_long(again: bool) -> 
             assert child.wait(20) == 0
             assert (time.monotonic() - began < GRACE) is again
         assert child.stderr is not None and "Traceback" not in child.stderr.read()
+
+
+def test_a_chat_template_that_is_none(tmp_path: Path) -> None:
+    (tmp_path / "bad.jinja").write_bytes(b"\xff\xfe")
+    with pytest.raises(ServeError, match="cannot read the chat template .*bad.jinja"):
+        read_template(str(tmp_path / "bad.jinja"))
+    byte_level().save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    with pytest.raises(ServeError, match="no template: line 2: "):
+        load_tokenizer(str(tmp_path), "{{ messages }}\n{% for %}")
+    loaded = load_tokenizer(str(tmp_path), "{{ messages[0].content }}!")
+    assert loaded.render_chat([{"role": "user", "content": "hi"}]) == "hi!"
 
 
 def test_a_taken_port_is_one_line() -> None:
