@@ -23,15 +23,14 @@ import click
 import httpx
 
 from benchmarks import report
-from benchmarks.cases import LONG, Bench, Sample, random_prompt, warm_up
-from benchmarks.client import BenchmarkError, complete, drop_blocks, served_model
+from benchmarks.cases import BLOCK_SIZE, LONG, Bench, Sample, lose_and_ask, lost_blocks, random_prompt, warm_up
+from benchmarks.client import BenchmarkError, complete, served_model
 from benchmarks.launch import running_server
 
 ROOT = Path(__file__).resolve().parent.parent
 PICTURE = ROOT / "docs" / "block-loss.svg"
 POLICIES = ("repair", "truncate")
 SHARES = (0, 1, 5, 10, 25, 50)  # per cent of the prompt's blocks
-BLOCK_SIZE = 16  # tokens; the servers are started with it
 
 
 @dataclass(slots=True)
@@ -49,11 +48,6 @@ Curve = dict[str, dict[int, Point]]
 """Policy -> share lost in per cent -> what was seen."""
 
 
-def lost_blocks(rng: random.Random, share: int, blocks: int) -> list[int]:
-    """Indices of `share` per cent of a prompt's blocks, drawn without replacement, ascending."""
-    return sorted(rng.sample(range(blocks), round(blocks * share / 100)))
-
-
 class Server:
     """One of the two servers: a connection, and the name of what it serves."""
 
@@ -65,13 +59,8 @@ class Server:
         await complete(self._client, self._model, prompt, 1)
 
     async def lose_and_ask(self, prompt: Sequence[int], lost: Sequence[int], point: Point) -> None:
-        """Drop blocks of a cached prompt, send it again, and add what that took to `point`.
-
-        Afterwards all of it is cached again. Raises BenchmarkError if the server had not as many blocks to lose.
-        """
-        if lost and (dropped := await drop_blocks(self._client, self._model, prompt, lost)) != len(lost):
-            raise BenchmarkError(f"{len(lost)} blocks were to be dropped, and {dropped} were")
-        answer = await complete(self._client, self._model, prompt, 1)
+        """Lose these blocks of a cached prompt, send it again, and add what that took to `point`."""
+        answer = await lose_and_ask(self._client, self._model, prompt, lost)
         point.computed.append(len(prompt) - answer.cached_tokens)
         point.ttft.append(answer.ttft_ms)
 
@@ -81,7 +70,7 @@ async def connect(stack: contextlib.AsyncExitStack, base: str) -> tuple[Server, 
     model = await served_model(client)
     if model.max_model_len is not None and model.max_model_len <= LONG:
         raise BenchmarkError(f"prompts of {LONG} tokens do not fit in max_model_len {model.max_model_len}")
-    await warm_up(Bench(client, model.id, random.Random("warm up"), 1))
+    await warm_up(Bench(client, model.id, random.Random("warm up")))
     return Server(client, model.id), model.id
 
 

@@ -1,7 +1,8 @@
 """Measures the server over HTTP, as its users see it:  python -m benchmarks.serve  (or `make bench`).
 
-A server is started for the run unless --base names one that is there already. Random prompts of token ids come from a
-fixed seed; every number is a median of --repeats. The last line printed is one JSON document.
+Two servers are started for the run, the second with `--recovery truncate` for the case of lost blocks alone, unless
+--base names one that is there already. Random prompts of token ids come from a fixed seed; every number is a median of
+--repeats. The last line printed is one JSON document.
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime
-import random
 import shlex
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,73 +19,71 @@ import click
 import httpx
 
 from benchmarks import report
-from benchmarks.cases import CASES, LONG, Bench, Case, Result, warm_up
-from benchmarks.client import BenchmarkError, Model, served_model
+from benchmarks.cases import BLOCK_SIZE, Case
+from benchmarks.client import BenchmarkError
 from benchmarks.launch import running_server
+from benchmarks.measure import Plan, Target, chosen_cases, measure
 
 README = Path(__file__).resolve().parent.parent / "README.md"
+# The second server serves one case; what is given last counts.
+TRUNCATING = ("--recovery", "truncate", "--kv-memory", "1GiB")
 
 
-async def measure(base: str, cases: list[Case], seed: int, repeats: int) -> tuple[Model, dict[Case, Result]]:
-    """Runs the cases one after the other against the server at `base`, printing each median as it comes."""
-    limits = httpx.Limits(max_connections=64)
-    async with httpx.AsyncClient(base_url=base, timeout=600, limits=limits) as client:
-        model = await served_model(client)
-        if model.max_model_len is not None and model.max_model_len <= LONG:
-            raise BenchmarkError(f"prompts of {LONG} tokens do not fit in max_model_len {model.max_model_len}")
-        bench = Bench(client, model.id, random.Random(seed), repeats)
-        await warm_up(bench)
-        results: dict[Case, Result] = {}
-        for case in cases:
-            results[case] = await case.run(bench)
-            told = ", ".join(
-                f"{name} {report.digits(sample.median)} {sample.unit}" for name, sample in results[case].items()
-            )
-            print(f"{case.name:12s} {told}", flush=True)
-        return model, results
-
-
-def chosen_cases(wanted: str) -> list[Case]:
-    """Cases whose name is, or begins with, one of the comma-separated words; all of them for an empty string."""
-    words = [word.strip() for word in wanted.split(",") if word.strip()]
-    for word in words:
-        if not any(case.name.startswith(word) for case in CASES):
-            raise click.BadParameter(f"no case {word!r}; there are {', '.join(case.name for case in CASES)}")
-    return [case for case in CASES if not words or case.name.startswith(tuple(words))]
+@contextlib.contextmanager
+def servers(arguments: Sequence[str], cases: Sequence[Case]) -> Iterator[Target]:
+    """Our server, and the one it is compared with where a case asks for it."""
+    arguments = ["--block-size", str(BLOCK_SIZE), *arguments]
+    with contextlib.ExitStack() as stack:
+        # The small one first: what the other one takes by default is a share of the memory that is left.
+        truncating = None
+        if any(case.ours for case in cases):
+            truncating = stack.enter_context(running_server([*arguments, *TRUNCATING]))
+        yield Target(stack.enter_context(running_server(arguments)), truncating=truncating)
 
 
 @click.command(help=__doc__)
 @click.option("--base", help="URL of a running server, such as http://127.0.0.1:8000; the default starts one.")
+@click.option("--truncating-base", help="With --base: URL of a second one, run with --recovery truncate.")
 @click.option("--serve-args", default="", help="Arguments of `pagekv serve` for the server that is started.")
 @click.option("--cases", default="", help="Comma-separated beginnings of case names; the default is all.")
 @click.option("--repeats", default=5, show_default=True, type=click.IntRange(min=1), help="Repetitions of a case.")
 @click.option("--seed", default=0, show_default=True, help="Seed of the random prompts.")
 @click.option("--write-readme", is_flag=True, help="Put the table between the markers of README.md.")
-def main(base: str | None, serve_args: str, cases: str, repeats: int, seed: int, write_readme: bool) -> None:
-    wanted = chosen_cases(cases)
+def main(
+    base: str | None,
+    truncating_base: str | None,
+    serve_args: str,
+    cases: str,
+    repeats: int,
+    seed: int,
+    write_readme: bool,
+) -> None:
+    plan = Plan(chosen_cases(cases), seed, repeats)
     arguments = shlex.split(serve_args)
+    started = contextlib.nullcontext(Target(base, truncating=truncating_base)) if base else None
     try:
-        with contextlib.nullcontext(base) if base else running_server(arguments) as url:
-            model, results = asyncio.run(measure(url, wanted, seed, repeats))
+        with started or servers(arguments, plan.cases) as target:
+            models, results = asyncio.run(measure({"pagekv": target}, plan))
     except (BenchmarkError, httpx.HTTPError) as error:
         raise click.ClickException(str(error)) from error
 
     machine = report.hardware()
+    model = models["pagekv"]
     about: dict[str, Any] = {
         "when": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "model": model.id,
+        "model": model,
         "serve_args": arguments if base is None else None,
         "seed": seed,
         "repeats": repeats,
         "hardware": machine,
     }
     command = " ".join(["pagekv serve", *arguments]) if base is None else f"a server at {base}"
-    heading = f"{model.id} on {report.describe(machine)}; {command}; medians of {repeats}, seed {seed}."
-    table = report.table(results)
+    heading = f"{model} on {report.describe(machine)}; {command}; medians of {repeats}, seed {seed}."
+    table = report.table(results["pagekv"])
     print(f"\n{heading}\n\n{table}\n")
     if write_readme:
         report.put_between_markers(README, f"{heading}\n\n{table}", "benchmark")
-    print(report.document(results, about))
+    print(report.document(results["pagekv"], about))
 
 
 if __name__ == "__main__":
