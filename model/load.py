@@ -32,21 +32,42 @@ class LoadedModel:
     source: ModelSource
 
 
-def load_model(source: ModelSource, *, dtype: torch.dtype, device: torch.device, progress: bool = True) -> LoadedModel:
-    """Read `source`, convert each tensor to `dtype` and put it on `device`; one tensor at a time, to spare memory.
+@dataclass(frozen=True, slots=True)
+class OpenedModel:
+    """A model whose configuration is known and whose tensors are all there, but not read yet; to be loaded once."""
+
+    config: ModelConfig
+    source: ModelSource
+    tensors: Iterator[tuple[str, torch.Tensor]]
+
+    def load(self, *, dtype: torch.dtype, device: torch.device, progress: bool = True) -> LoadedModel:
+        """Convert each tensor to `dtype` and put it on `device`; one tensor at a time, to spare memory.
+
+        Raises BadWeights: a damaged file.
+        """
+        config, source = self.config, self.source
+        count = len(expected_tensors(config))
+        weights: dict[str, torch.Tensor] = {}
+        for name, tensor in _with_progress(self.tensors, count, source.name if progress else None):
+            # A copy even where nothing is converted: a view of the file would change, or crash, along with the file.
+            weights[name] = tensor.to(dtype=dtype, device=device, copy=True).contiguous()
+        return LoadedModel(config, weights, digest_model(config, weights), source)
+
+
+def open_model(source: ModelSource) -> OpenedModel:
+    """Read the configuration and the list of tensors.
 
     Raises:
         UnsupportedModel: serving it would compute something else than it was made for.
         BadWeights: damaged or incomplete files, or tensors missing, unexpected or of the wrong shape; all are named.
     """
-    read = _open_gguf if source.kind is SourceKind.GGUF else _open_hf
-    config, tensors = read(source)
-    count = len(expected_tensors(config))
-    weights: dict[str, torch.Tensor] = {}
-    for name, tensor in _with_progress(tensors, count, source.name if progress else None):
-        # A copy even where nothing is converted: a view of the file would change, or crash, along with the file.
-        weights[name] = tensor.to(dtype=dtype, device=device, copy=True).contiguous()
-    return LoadedModel(config, weights, digest_model(config, weights), source)
+    config, tensors = (_open_gguf if source.kind is SourceKind.GGUF else _open_hf)(source)
+    return OpenedModel(config, source, tensors)
+
+
+def load_model(source: ModelSource, *, dtype: torch.dtype, device: torch.device, progress: bool = True) -> LoadedModel:
+    """`open_model` and `load` in one. Raises what they raise."""
+    return open_model(source).load(dtype=dtype, device=device, progress=progress)
 
 
 def _with_progress(

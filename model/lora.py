@@ -53,7 +53,7 @@ class LowRank:
         return functional.linear(functional.linear(rows, self.down), self.up)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class LoraAdapter:
     """An adapter ready for a network of one dtype and device.
 

@@ -50,11 +50,16 @@ class RotaryTable:
 
     def lookup(self, positions: torch.Tensor, end: int) -> tuple[torch.Tensor, torch.Tensor]:
         """cos and sin [T, 1, head_dim / 2] of int64 `positions` [T], all of which are below `end`."""
+        cos, sin = self.tables(end)
+        return cos[positions].unsqueeze(1), sin[positions].unsqueeze(1)
+
+    def tables(self, end: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """cos and sin [at least `end`, head_dim / 2], by position."""
         while self._cos.shape[0] < end:
             cos, sin = self._chunk(self._cos.shape[0])
             self._cos = torch.cat((self._cos, cos.to(self._cos.device)))
             self._sin = torch.cat((self._sin, sin.to(self._sin.device)))
-        return self._cos[positions].unsqueeze(1), self._sin[positions].unsqueeze(1)
+        return self._cos, self._sin
 
     def _chunk(self, start: int) -> tuple[torch.Tensor, torch.Tensor]:
         # Angles are rounded to float32, as the networks were trained; their cosines are then rounded from float64,

@@ -30,6 +30,7 @@ class EngineConfig:
     model: str | None = None  # None: the default model
     dtype: str = "auto"  # auto | float32 | bfloat16 | float16
     device: str = "auto"  # auto | cpu | cuda
+    backend: str = "auto"  # auto | c | torch: what computes on the CPU
     block_size: int = 16  # tokens; a power of two
     kv_memory: int | None = None  # bytes; None: a fraction of free memory
     num_blocks: int | None = None  # overrides kv_memory

@@ -14,18 +14,16 @@ from cache.hashing import BlockHasher
 from cache.identity import CacheIdentity
 from cache.integrity import Integrity
 from cache.pool import BlockPool
-from cache.storage import KVStorage, PlaneShape, block_bytes
+from cache.storage import KVStorage, block_bytes
 from cache.tree import PrefixTree
-from model.attention.choose import choose_attention
 from model.config import ModelConfig
 from model.errors import AdapterError
-from model.load import LoadedModel, load_model
+from model.load import LoadedModel, open_model
 from model.lora import load_adapter
-from model.network import Network
-from model.runner import Runner
 from model.sampler import SampledToken, Sampler, SamplingFailure
 from model.source import resolve
 from scheduler.adapters import Adapter, Adapters
+from scheduler.backend import Backend, choose_backend
 from scheduler.batch import Batch
 from scheduler.changes import CacheChanges
 from scheduler.commands import (
@@ -62,11 +60,7 @@ from scheduler.sizing import choose_max_model_len, choose_num_blocks
 
 log = logging.getLogger("pagekv.engine")
 
-LAYOUT = "block/layer/kv/head/slot/dim"
-
 _NO_PARAMS = SamplingParams(max_tokens=1, seed=0)
-
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 class Engine:
@@ -78,41 +72,43 @@ class Engine:
     def __init__(
         self, config: EngineConfig, *, progress: bool = False, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        torch.set_num_threads(config.threads or usable_cores())
+        threads = config.threads or usable_cores()
+        torch.set_num_threads(threads)
         self._clock = clock
         self._device = _choose_device(config.device)
-        dtype = _choose_dtype(config.dtype, self._device)
-        loaded = load_model(resolve(config.model), dtype=dtype, device=self._device, progress=progress)
-        model = loaded.config
-        network = Network(model, loaded.weights, device=self._device, dtype=dtype)
-        loaded.weights.clear()  # the network has fused copies of its own
+        opened = open_model(resolve(config.model))
+        model = opened.config
+        backend = choose_backend(config, model, self._device)
+        dtype = backend.dtype
+        loaded = opened.load(dtype=dtype, device=self._device, progress=progress)
+        network = backend.network(loaded, config.block_size, threads)
+        planes = backend.planes(model)
         num_blocks = choose_num_blocks(
             config.num_blocks,
             config.kv_memory,
             _free_memory(self._device),
-            block_bytes(config.block_size, _planes(model), dtype),
+            block_bytes(config.block_size, planes, dtype),
         )
         limits = _limits(config, model, num_blocks)
-        self._storage = KVStorage(num_blocks, config.block_size, _planes(model), dtype, self._device)
-        attention = choose_attention(self._device, dtype, model.head_dim, config.block_size)
-        self.runner = Runner(network, attention, self._storage.layers)
+        self._storage = KVStorage(num_blocks, config.block_size, planes, dtype, self._device)
+        self.runner = backend.runner(network, self._storage, config.block_size)
         self._sampler = Sampler(model.vocab_size)
         self.guides = Guides(model.vocab_size, model.eos_token_ids)
-        self.info = _info(config, loaded, limits, self._storage, dtype)
-        self._set_up_cache(config, loaded, limits, dtype)
+        self.info = _info(config, loaded, limits, self._storage, backend)
+        self._set_up_cache(config, loaded, limits, backend)
         self._adapters = Adapters(lambda path: load_adapter(Path(path), model, dtype=dtype, device=self._device))
         for name, path in config.adapters:
             self._adapters.load(name, path)
 
     def _set_up_cache(
-        self, config: EngineConfig, loaded: LoadedModel, limits: SchedulerConfig, dtype: torch.dtype
+        self, config: EngineConfig, loaded: LoadedModel, limits: SchedulerConfig, backend: Backend
     ) -> None:
         self.identity = CacheIdentity(
             model=loaded.digest,
-            compute_dtype=str(dtype),
-            kv_dtype=str(dtype),
+            compute_dtype=str(backend.dtype),
+            kv_dtype=str(backend.dtype),
             numerics=self.runner.numerics,
-            layout=LAYOUT,
+            layout=backend.layout,
             block_size=config.block_size,
         )
         self.pool = BlockPool(self.info.num_blocks)
@@ -317,9 +313,9 @@ def _limits(config: EngineConfig, model: ModelConfig, num_blocks: int) -> Schedu
 
 
 def _info(
-    config: EngineConfig, loaded: LoadedModel, limits: SchedulerConfig, storage: KVStorage, dtype: torch.dtype
+    config: EngineConfig, loaded: LoadedModel, limits: SchedulerConfig, storage: KVStorage, backend: Backend
 ) -> EngineInfo:
-    name = str(dtype).removeprefix("torch.")
+    name = str(backend.dtype).removeprefix("torch.")
     return EngineInfo(
         model_path=str(loaded.source.path),
         model_name=loaded.source.name,
@@ -336,13 +332,8 @@ def _info(
         recovery=str(limits.recovery),
         partial_reuse=limits.partial_reuse,
         device=str(storage.device),
+        backend=backend.name,
     )
-
-
-def _planes(model: ModelConfig) -> Sequence[Sequence[PlaneShape]]:
-    """K and V per head, for every layer."""
-    plane = PlaneShape(model.num_kv_heads, model.head_dim)
-    return [(plane, plane)] * model.num_layers
 
 
 def _refusal(request: GenerationRequest, error: str) -> RequestOutput:
@@ -371,16 +362,6 @@ def _choose_device(name: str) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     return torch.device(name)
-
-
-def _choose_dtype(name: str, device: torch.device) -> torch.dtype:
-    """`auto` is bfloat16 where the processor multiplies it in hardware; elsewhere float32, which is faster there."""
-    if name != "auto":
-        return _DTYPES[name]
-    if device.type == "cuda":
-        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
-    units = torch.cpu.get_capabilities()
-    return torch.bfloat16 if units.get("avx512_bf16") or units.get("amx_bf16") or units.get("bf16") else torch.float32
 
 
 def _free_memory(device: torch.device) -> int:

@@ -126,6 +126,12 @@ def main() -> None:
     help="Of weights, compute and cache. auto: what the machine is fast in.",
 )
 @option("--device", default=DEFAULTS.device, type=click.Choice(["auto", "cpu", "cuda"]), help="Where the model runs.")
+@option(
+    "--backend",
+    default=DEFAULTS.backend,
+    type=click.Choice(["auto", "c", "torch"]),
+    help="What computes on the CPU. auto: C where the processor and the model's shapes allow, else torch.",
+)
 @option("--block-size", default=DEFAULTS.block_size, type=PowerOfTwo(128), help="Tokens per block; a power of two.")
 @option("--kv-memory", type=Memory(), help="Cache size: bytes, or 512MiB, 2GiB. [default: a share of free memory]")
 @option("--num-blocks", type=POSITIVE, help="Cache size in blocks; goes before --kv-memory.")

@@ -25,7 +25,7 @@ ARROWS = {
     "model": {"model"},
 }
 # Where requests and blocks become tensors, and nowhere else in the scheduler.
-SCHEDULER_FILES_WITH_MODEL = {"scheduler/inputs.py", "scheduler/engine.py"}
+SCHEDULER_FILES_WITH_MODEL = {"scheduler/backend.py", "scheduler/inputs.py", "scheduler/engine.py"}
 # The engine's thread and what it asks of the machine; every other file of the scheduler is part of the pure decision.
 SCHEDULER_FILES_AT_WORK = SCHEDULER_FILES_WITH_MODEL | {
     "scheduler/engine_thread.py",

@@ -17,12 +17,11 @@ EDITED = [*PROMPT[:39], 1 + PROMPT[39], *PROMPT[40:]]
 def planes(world: Watched, name: str, layer: int) -> list[torch.Tensor]:
     """K and V of one layer in position order, [positions, kv_heads * head_dim] each, of a running request."""
     request = next(request for request in world.engine.scheduler.running if request.request_id == name)
-    blocks = torch.tensor([block.block_id for block in request.table if block is not None])
-    size = world.engine.info.block_size
+    blocks = [block.block_id for block in request.table if block is not None]
     tensors = []
-    for plane in world.engine._storage.layers[layer]:
-        found = plane[blocks].transpose(1, 2)  # [blocks, slots, heads, dim]
-        tensors.append(found.reshape(len(blocks) * size, -1)[: len(request.tokens) - 1].clone())
+    for plane in (0, 1):
+        found = torch.cat([world.engine._storage.slots(layer, plane, block) for block in blocks], dim=1)
+        tensors.append(found.transpose(0, 1).flatten(1)[: len(request.tokens) - 1])
     return tensors
 
 

@@ -1,0 +1,118 @@
+"""The compiled library of one kind of processor and word, and its structures as ctypes sees them (csrc/pk.h)."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from ctypes import POINTER, c_double, c_float, c_int, c_int32, c_void_p
+from pathlib import Path
+from typing import Any
+
+PANEL = 32  # columns of a panel
+TILE = 16  # slots of a tile of K or V
+TIMES = ("linear", "attention", "rows", "head")
+
+
+class NotBuilt(Exception):
+    """The library is not there, or is not the one that this code was written for."""
+
+
+class Matrix(ctypes.Structure):
+    _fields_ = [
+        ("panels", c_void_p),
+        ("bias", c_void_p),
+        ("quantized", c_void_p),
+        ("kind", c_int32),
+        ("columns", c_int32),
+        ("depth", c_int32),
+        ("unused", c_int32),
+    ]
+
+
+class Delta(ctypes.Structure):
+    _fields_ = [("down", Matrix), ("up", Matrix)]
+
+
+class Layer(ctypes.Structure):
+    _fields_ = [
+        ("attention_norm", c_void_p),
+        ("mlp_norm", c_void_p),
+        ("qk_norm", c_void_p),
+        ("qkv", Matrix),
+        ("o", Matrix),
+        ("gate_up", Matrix),
+        ("down", Matrix),
+    ]
+
+
+class Model(ctypes.Structure):
+    _fields_ = [
+        *((name, c_int32) for name in ("hidden", "intermediate", "heads", "kv_heads", "head_dim", "layers", "vocab")),
+        ("block_size", c_int32),
+        ("eps", c_float),
+        ("quantized_rows", c_int32),
+        ("embedding", c_void_p),
+        ("norm", c_void_p),
+        ("head", Matrix),
+        ("layer", POINTER(Layer)),
+    ]
+
+
+class Adapter(ctypes.Structure):
+    _fields_ = [
+        ("deltas", POINTER(Delta)),
+        ("rows", c_void_p),
+        ("logits", c_void_p),
+        ("num_rows", c_int32),
+        ("num_logits", c_int32),
+    ]
+
+
+class Step(ctypes.Structure):
+    _fields_ = [
+        *((name, c_void_p) for name in ("ids", "positions", "slots", "groups", "last_groups", "logit_rows", "tables")),
+        ("adapters", POINTER(Adapter)),
+        *((name, c_void_p) for name in ("cache", "cos", "sin", "logits")),
+        ("seconds", POINTER(c_double)),
+        *((name, c_int32) for name in ("rows", "num_groups", "num_last_groups", "num_logits", "table_width")),
+        ("num_adapters", c_int32),
+    ]
+
+
+GROUP_FIELDS = 4  # int32: row, count, position, table
+_SIZES = [*(ctypes.sizeof(kind) for kind in (Matrix, Delta, Layer, Model)), 4 * GROUP_FIELDS]
+_SIZES += [ctypes.sizeof(Adapter), ctypes.sizeof(Step)]
+
+
+class Library:
+    """The functions of one compiled library.
+
+    Raises NotBuilt.
+    """
+
+    def __init__(self, path: Path) -> None:
+        try:
+            library = ctypes.CDLL(str(path))
+        except OSError as error:
+            raise NotBuilt(str(error)) from error
+        sizes = (c_int32 * len(_SIZES))()
+        library.pk_sizes(sizes)
+        if list(sizes) != _SIZES:
+            raise NotBuilt(f"{path} was built from other sources; install pagekv again")
+        self.open: Any = library.pk_open
+        self.open.argtypes, self.open.restype = [POINTER(Model), c_int], c_void_p
+        self.close: Any = library.pk_close
+        self.close.argtypes, self.close.restype = [c_void_p], None
+        self.step: Any = library.pk_step
+        self.step.argtypes, self.step.restype = [c_void_p, POINTER(Step)], c_int
+        self.quantized_bytes: Any = library.quantized_panel_bytes
+        self.quantized_bytes.argtypes, self.quantized_bytes.restype = [c_int, c_int], ctypes.c_size_t
+
+
+def find_library(variant: str, directories: Sequence[Path] = (Path(__file__).parent,)) -> Path:
+    """The file that pip built for `variant`, such as avx2_bf16. Raises NotBuilt."""
+    for directory in directories:
+        found = sorted(directory.glob(f"_{variant}.*so"))
+        if found:
+            return found[0]
+    raise NotBuilt("it was not built, as no C compiler was found when pagekv was installed")

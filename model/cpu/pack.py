@@ -1,0 +1,44 @@
+"""Weights as the C backend reads them: panels of columns, words side by side (drawn in csrc/pk.h)."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional
+
+from model.cpu.library import PANEL, Matrix
+
+
+class PackedMatrix:
+    """One product's weights in panels, with the bias in the order of its columns. Owns the memory that `struct` names."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+        """weight [columns, depth] in bfloat16 or float32; both are filled up with zeros to whole panels."""
+        columns, depth = (padded(size) for size in weight.shape)
+        self._panels = to_panels(functional.pad(weight, (0, depth - weight.shape[1], 0, columns - weight.shape[0])))
+        self._bias = None if bias is None else functional.pad(bias.float(), (0, columns - bias.shape[0])).contiguous()
+        self.struct = Matrix(
+            panels=self._panels.data_ptr(),
+            bias=None if self._bias is None else self._bias.data_ptr(),
+            columns=columns,
+            depth=depth,
+        )
+
+
+def padded(size: int) -> int:
+    return -(-size // PANEL) * PANEL
+
+
+def to_panels(weight: torch.Tensor) -> torch.Tensor:
+    """[columns, depth] -> [columns / 32, depth / 2, 32] pairs of bfloat16, or [columns / 32, depth, 32] floats."""
+    words = weight.contiguous().view(torch.int32) if weight.dtype == torch.bfloat16 else weight
+    return words.unflatten(0, (-1, PANEL)).transpose(1, 2).contiguous()
+
+
+def interleave(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """[n, ...] twice -> [2 n', ...]: 16 rows of gate, the same 16 of up, and so on, filled up with zeros to whole panels."""
+    half = PANEL // 2
+    missing = padded(gate.shape[0]) - gate.shape[0]
+    parts = [
+        torch.cat((part, part.new_zeros(missing, *part.shape[1:]))).unflatten(0, (-1, half)) for part in (gate, up)
+    ]
+    return torch.stack(parts, 1).flatten(0, 2)

@@ -1,0 +1,237 @@
+"""The seam between the engine and the C backend: flat inputs in, logits out, as model.runner.Runner with torch."""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from model.config import ModelConfig
+from model.cpu import library as c
+from model.cpu.pack import PackedMatrix, interleave, padded
+from model.inputs import AdapterRows, StepInputs
+from model.lora import LoraAdapter, LowRank
+from model.rope import RotaryTable
+
+NUMERICS_VERSION = 1
+"""To be counted up with every change to csrc/ that changes bits: K/V of another version are not to be used again."""
+
+_PRODUCTS = ("self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj")
+
+
+class CRunner:
+    """A decoder whose step is one call into the library. Not thread-safe; the library has threads of its own.
+
+    `weights` maps Hugging Face names to tensors of one dtype, bfloat16 or float32, and is emptied: each tensor is
+    packed and let go. Raises MemoryError.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: dict[str, torch.Tensor],
+        library: c.Library,
+        variant: str,
+        *,
+        block_size: int,
+        threads: int,
+    ) -> None:
+        self._config = config
+        self._library = library
+        self.numerics = f"pagekv-c{NUMERICS_VERSION}/{variant}"
+        self._rotary = RotaryTable(config.rope, config.head_dim, torch.device("cpu"))
+        self._adapters: weakref.WeakKeyDictionary[LoraAdapter, _PackedAdapter] = weakref.WeakKeyDictionary()
+        self._cache: torch.Tensor | None = None
+        self._logits = torch.empty(0, config.vocab_size)
+        self.seconds = (ctypes.c_double * len(c.TIMES))()
+        self._model = _PackedModel(config, weights, block_size)
+        self._engine = library.open(self._model.struct, threads)
+        if not self._engine:
+            raise MemoryError("the C backend could not start its threads")
+        self._finalizer = weakref.finalize(self, library.close, self._engine)
+
+    def attach(self, blocks: torch.Tensor) -> None:
+        """The cache to work on: all blocks' bytes, contiguous, in the layout of csrc/pk.h."""
+        self._cache = blocks
+
+    def close(self) -> None:
+        """Stop the library's threads and free its memory; no step may follow."""
+        self._finalizer()
+
+    def run(self, inputs: StepInputs) -> torch.Tensor:
+        """Compute the positions of `inputs`, write their K/V, return float32 logits [N, vocab_size] of `logit_rows`.
+
+        The logits are a view of memory that the next step writes over.
+        """
+        assert self._cache is not None, "no cache attached"
+        ids, positions, slots, tables = (_numbers(each) for each in self._flat(inputs))
+        logit_rows, order = np.unique(_numbers(inputs.logit_rows), return_inverse=True)
+        groups = _groups(inputs)
+        last_groups = _last_groups(logit_rows, groups)
+        cos, sin = self._rotary.tables(max(inputs.kv_len))
+        adapters = [self._adapter(each, logit_rows) for each in inputs.adapters]
+        logits = self._room_for(len(logit_rows))
+        step = c.Step(
+            ids=ids.ctypes.data,
+            positions=positions.ctypes.data,
+            slots=slots.ctypes.data,
+            groups=groups.ctypes.data,
+            last_groups=last_groups.ctypes.data,
+            logit_rows=logit_rows.ctypes.data,
+            tables=tables.ctypes.data,
+            adapters=(c.Adapter * len(adapters))(*(each.struct for each in adapters)),
+            cache=self._cache.data_ptr(),
+            cos=cos.data_ptr(),
+            sin=sin.data_ptr(),
+            logits=logits.data_ptr(),
+            seconds=self.seconds,
+            rows=len(ids),
+            num_groups=len(groups),
+            num_last_groups=len(last_groups),
+            num_logits=len(logit_rows),
+            table_width=tables.shape[1],
+            num_adapters=len(adapters),
+        )
+        if self._library.step(self._engine, step) != 0:
+            raise MemoryError(f"no memory for a step of {len(ids)} rows")
+        in_order = len(order) == len(logit_rows) and bool((np.diff(order) > 0).all())
+        return logits if in_order else logits[torch.from_numpy(order)]
+
+    @staticmethod
+    def _flat(inputs: StepInputs) -> tuple[torch.Tensor, ...]:
+        return inputs.token_ids, inputs.positions, inputs.slots, inputs.block_tables
+
+    def _room_for(self, rows: int) -> torch.Tensor:
+        if self._logits.shape[0] < rows:
+            self._logits = torch.empty(rows, self._config.vocab_size)
+        return self._logits[:rows]
+
+    def _adapter(self, rows: AdapterRows, logit_rows: NDArray[np.int64]) -> _AdapterOfStep:
+        packed = self._adapters.get(rows.adapter)
+        if packed is None:
+            packed = self._adapters[rows.adapter] = _PackedAdapter(rows.adapter, self._config)
+        return _AdapterOfStep(packed, _numbers(rows.rows), logit_rows)
+
+
+def _numbers(tensor: torch.Tensor) -> NDArray[np.int64]:
+    numbers: NDArray[np.int64] = tensor.contiguous().numpy()
+    return numbers
+
+
+def _groups(inputs: StepInputs) -> NDArray[np.int32]:
+    """[S, 4]: row, count, position and table of each span."""
+    counts = np.array(inputs.q_len, dtype=np.int32)
+    starts = np.cumsum(counts) - counts
+    return np.stack((starts, counts, np.array(inputs.kv_len) - counts, np.arange(len(counts))), axis=1, dtype=np.int32)
+
+
+def _last_groups(logit_rows: NDArray[np.int64], groups: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Runs of neighbours among `logit_rows` (ascending), each within one span; rows count among the logits."""
+    if not len(logit_rows):
+        return np.empty((0, c.GROUP_FIELDS), dtype=np.int32)
+    span = np.searchsorted(groups[:, 0], logit_rows, side="right") - 1
+    begins = np.flatnonzero(np.concatenate(([True], (np.diff(logit_rows) != 1) | (np.diff(span) != 0))))
+    counts = np.diff(np.append(begins, len(logit_rows)))
+    of = span[begins]
+    position = groups[of, 2] + logit_rows[begins] - groups[of, 0]
+    return np.stack((begins, counts, position, groups[of, 3]), axis=1, dtype=np.int32)
+
+
+class _PackedModel:
+    """The weights in memory of their own, and the structure that names it."""
+
+    def __init__(self, config: ModelConfig, weights: dict[str, torch.Tensor], block_size: int) -> None:
+        self._kept: list[torch.Tensor | PackedMatrix] = []
+        layers = (c.Layer * config.num_layers)()
+        for index in range(config.num_layers):
+            self._layer(layers[index], config, weights, f"model.layers.{index}")
+        self._layers = layers
+        embedding = weights.pop("model.embed_tokens.weight").contiguous()
+        head = embedding if config.tie_embeddings else weights.pop("lm_head.weight")
+        self.struct = c.Model(
+            hidden=config.hidden_size,
+            intermediate=padded(config.intermediate_size),
+            heads=config.num_heads,
+            kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            layers=config.num_layers,
+            vocab=config.vocab_size,
+            block_size=block_size,
+            eps=config.rms_norm_eps,
+            embedding=self._pointer(embedding),
+            norm=self._pointer(weights.pop("model.norm.weight").float()),
+            head=self._matrix(head, None),
+            layer=layers,
+        )
+
+    def _layer(self, layer: c.Layer, config: ModelConfig, weights: dict[str, torch.Tensor], name: str) -> None:
+        attention, mlp = f"{name}.self_attn", f"{name}.mlp"
+
+        def parts(module: str, names: Sequence[str], kind: str) -> list[torch.Tensor]:
+            return [weights.pop(f"{module}.{part}_proj.{kind}") for part in names]
+
+        def both(module: str, names: Sequence[str], has_bias: bool) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+            return parts(module, names, "weight"), parts(module, names, "bias") if has_bias else []
+
+        layer.attention_norm = self._pointer(weights.pop(f"{name}.input_layernorm.weight").float())
+        layer.mlp_norm = self._pointer(weights.pop(f"{name}.post_attention_layernorm.weight").float())
+        if config.qk_norm:
+            q = weights.pop(f"{attention}.q_norm.weight").float().expand(config.num_heads, -1)
+            k = weights.pop(f"{attention}.k_norm.weight").float().expand(config.num_kv_heads, -1)
+            layer.qk_norm = self._pointer(torch.cat((q, k)))
+        qkv, qkv_bias = both(attention, ("q", "k", "v"), config.qkv_bias)
+        layer.qkv = self._matrix(torch.cat(qkv), torch.cat(qkv_bias) if qkv_bias else None)
+        (o,), o_bias = both(attention, ("o",), config.o_bias)
+        layer.o = self._matrix(o, o_bias[0] if o_bias else None)
+        gate_up, gate_up_bias = both(mlp, ("gate", "up"), config.mlp_bias)
+        layer.gate_up = self._matrix(interleave(*gate_up), interleave(*gate_up_bias) if gate_up_bias else None)
+        (down,), down_bias = both(mlp, ("down",), config.mlp_bias)
+        layer.down = self._matrix(down, down_bias[0] if down_bias else None)
+
+    def _pointer(self, tensor: torch.Tensor) -> int:
+        tensor = tensor.contiguous()
+        self._kept.append(tensor)
+        return tensor.data_ptr()
+
+    def _matrix(self, weight: torch.Tensor, bias: torch.Tensor | None) -> c.Matrix:
+        packed = PackedMatrix(weight, bias)
+        self._kept.append(packed)
+        return packed.struct
+
+
+class _PackedAdapter:
+    """An adapter's deltas, [layers][4]; a product that it does not change has no columns."""
+
+    def __init__(self, adapter: LoraAdapter, config: ModelConfig) -> None:
+        self._kept: list[PackedMatrix] = []
+        self.deltas = (c.Delta * (4 * config.num_layers))()
+        for layer in range(config.num_layers):
+            for index, product in enumerate(_PRODUCTS):
+                delta = adapter.deltas.get(f"model.layers.{layer}.{product}")
+                if delta is not None:
+                    self.deltas[4 * layer + index] = self._pack(delta, product)
+
+    def _pack(self, delta: LowRank, product: str) -> c.Delta:
+        up = interleave(*delta.up.chunk(2)) if product == "mlp.gate_up_proj" else delta.up
+        packed = PackedMatrix(delta.down), PackedMatrix(up)
+        self._kept += packed
+        return c.Delta(*(each.struct for each in packed))
+
+
+class _AdapterOfStep:
+    """The rows of one step that an adapter changes, among all rows and among those whose logits are wanted."""
+
+    def __init__(self, packed: _PackedAdapter, rows: NDArray[np.int64], logit_rows: NDArray[np.int64]) -> None:
+        self._rows = rows.astype(np.int32)
+        self._logits = np.flatnonzero(np.isin(logit_rows, rows)).astype(np.int32)
+        self.struct = c.Adapter(
+            deltas=packed.deltas,
+            rows=self._rows.ctypes.data,
+            logits=self._logits.ctypes.data,
+            num_rows=len(self._rows),
+            num_logits=len(self._logits),
+        )
