@@ -15,6 +15,7 @@ from server.prepare import Prepared
 from server.protocol import GenerationBody
 from server.reports import report_json
 from server.tokenizer import Tokenizer
+from server.tools.calls import Call, CallPiece
 
 Json = dict[str, Any]
 
@@ -165,7 +166,9 @@ class ChatFormat:
     def whole(self, choices: Sequence[Choice]) -> Json:
         made = []
         for index, choice in enumerate(choices):
-            message = {"role": "assistant", "content": choice.text, "refusal": None}
+            message: Json = {"role": "assistant", "content": choice.text, "refusal": None}
+            if choice.calls:
+                message |= {"content": choice.text or None, "tool_calls": [call_json(call) for call in choice.calls]}
             made.append(
                 {
                     "index": index,
@@ -193,10 +196,13 @@ class ChatFormat:
 
     def chunks(self, index: int, delta: Delta) -> list[Json]:
         made = []
-        if delta.text or delta.entries or (self._extras.token_ids and delta.token_ids):
-            logprobs = self._chat_logprobs(delta.entries)
-            made.append(self._chunk(index, {"content": delta.text}, delta, logprobs))
-            made[-1]["choices"][0] |= self._ids(delta.token_ids)
+        parts: list[Json] = [{"tool_calls": [piece_json(piece)]} for piece in delta.calls]
+        if delta.text or (not parts and (delta.entries or (self._extras.token_ids and delta.token_ids))):
+            parts.insert(0, {"content": delta.text})
+        for number, said in enumerate(parts):  # what comes with tokens comes with the first
+            logprobs = self._chat_logprobs(() if number else delta.entries)
+            made.append(self._chunk(index, said, delta, logprobs))
+            made[-1]["choices"][0] |= self._ids(() if number else delta.token_ids)
         if delta.finish_reason is not None:
             last = self._chunk(index, {}, delta)
             last["choices"][0] |= {"finish_reason": delta.finish_reason, "stop_reason": delta.stop_reason}
@@ -228,6 +234,18 @@ class ChatFormat:
         if not self._extras.logprobs:
             return None
         return chat_logprobs(entries, self._tokenizer, as_ids=self._extras.tokens_as_ids)
+
+
+def call_json(call: Call) -> Json:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+def piece_json(piece: CallPiece) -> Json:
+    """Of a stream: id and name come with a call's first piece alone."""
+    if piece.id is None:
+        return {"index": piece.index, "function": {"arguments": piece.arguments}}
+    function = {"name": piece.name, "arguments": piece.arguments}
+    return {"index": piece.index, "id": piece.id, "type": "function", "function": function}
 
 
 def scored_prompt(choice: Choice, tokenizer: Tokenizer, extras: Extras) -> Json:

@@ -31,7 +31,9 @@ from server.routes import adapters as adapter_routes
 from server.routes import cache, chat, completions, messages, models, operations, render, responses, tokenize
 from server.served import ServedModels
 from server.state import ServerSettings, ServerState
+from server.structured.grammars import Grammars
 from server.tokenizer import Tokenizer
+from server.tools import FORMATS
 from server.version import VERSION
 
 CLIENT_CLOSED_REQUEST = 499  # nginx's status for an answer that nobody reads
@@ -49,7 +51,18 @@ def create_app(
     metrics = EngineMetrics(settings.model_name, info)
     engine.observer = metrics
     served = ServedModels(settings.model_name, adapters)
-    state = ServerState(engine, info, tokenizer, PromptEncoder(tokenizer, info), metrics, settings, served)
+    tool_format = FORMATS[settings.tool_call_parser]
+    state = ServerState(
+        engine=engine,
+        info=info,
+        tokenizer=tokenizer,
+        encoder=PromptEncoder(tokenizer, info, tool_format),
+        metrics=metrics,
+        settings=settings,
+        models=served,
+        grammars=Grammars(engine, tokenizer),
+        tool_format=tool_format,
+    )
     app = FastAPI(title="pagekv", version=VERSION, lifespan=lifespan, redirect_slashes=False)
     app.state.server = state
     for routes in (completions, chat, responses, messages, models, tokenize, render, cache, adapter_routes, operations):

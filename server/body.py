@@ -18,6 +18,29 @@ Body = TypeVar("Body", bound=BaseModel)
 MAX_NAME = 64  # characters of a field's name that an error repeats
 MAX_DEPTH = 32  # of objects and lists within one another; no field has more than 5
 
+# Fields whose value is the client's own JSON, where a null is a value and depth is its own matter.
+VERBATIM = frozenset(
+    {
+        ("response_format", "json_schema", "schema"),
+        ("structured_outputs", "json"),
+        ("text", "format", "schema"),
+        ("output_config", "format", "schema"),
+        ("tools", "function", "parameters"),
+        ("tools", "parameters"),
+        ("tools", "input_schema"),
+        ("chat_template_kwargs",),
+    }
+)
+# What goes by another name now.
+HINTS = {
+    "guided_json": "; use structured_outputs.json",
+    "guided_regex": "; use structured_outputs.regex",
+    "guided_choice": "; use structured_outputs.choice",
+    "guided_grammar": "; use structured_outputs.grammar",
+    "functions": "; use tools",
+    "function_call": "; use tool_choice",
+}
+
 
 async def read_body(request: Request, model: type[Body], settings: ServerSettings) -> Body:
     """Read JSON, of at most so many bytes and within so many seconds, and validate it strictly as `model`.
@@ -81,24 +104,30 @@ def parse_body(raw: bytes, model: type[Body]) -> Body:
     return validate(parse_object(raw), model)
 
 
-def without_nulls(value: Any, depth: int = 0) -> Any:
-    """`value` without the null members of its objects; lists of numbers (a prompt) are not walked. Raises BadRequest
-    for what lies deeper than any field does, as JSON may be deeper than Python's stack."""
+def without_nulls(value: Any, path: tuple[str, ...] = (), depth: int = 0) -> Any:
+    """`value` without the null members of its objects; lists of numbers (a prompt) are not walked, nor what is
+    VERBATIM. Raises BadRequest for what lies deeper than any field does, as JSON may be deeper than Python's stack."""
+    if path in VERBATIM:
+        return value
     if depth > MAX_DEPTH:
         raise BadRequest(f"The body is nested deeper than {MAX_DEPTH} levels.", code="invalid_value")
     if isinstance(value, dict):
-        return {key: without_nulls(item, depth + 1) for key, item in value.items() if item is not None}
+        return {key: without_nulls(item, (*path, key), depth + 1) for key, item in value.items() if item is not None}
     if isinstance(value, list) and any(isinstance(item, dict) for item in value):
-        return [without_nulls(item, depth + 1) for item in value]
+        return [without_nulls(item, path, depth + 1) for item in value]
     return value
 
 
 def bad_field(error: ValidationError) -> BadRequest:
     """The first error of a validation, in OpenAI's words."""
     first = error.errors(include_url=False, include_input=False)[0]
-    param = first.get("ctx", {}).get("param") or field_path(first["loc"])
+    context = first.get("ctx", {})
+    member = (context["member"],) if "member" in context else ()
+    param = context.get("param") or field_path((*first["loc"], *member))
     if first["type"] == "extra_forbidden":
-        return BadRequest(f"Unsupported field: {param!r} is not supported.", param=param, code="unsupported_parameter")
+        hint = HINTS.get(param or "", "")
+        message = f"Unsupported field: {param!r} is not supported{hint}."
+        return BadRequest(message, param=param, code="unsupported_parameter")
     if first["type"] == "missing":
         return BadRequest(f"Missing field: {param!r} is required.", param=param, code="missing_required_parameter")
     message = first["msg"].removeprefix("Value error, ")

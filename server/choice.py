@@ -10,6 +10,7 @@ from server.detokenizer import Detokenizer
 from server.echo import Echo
 from server.errors import EngineFailure, Unavailable
 from server.stop import StopMatcher
+from server.tools.calls import Call, CallPiece, Pieces, ToolReading, collect
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +27,12 @@ class TokenEntry:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What one output adds to a choice. `stop_reason` is the stop string or the stop token that ended it; `report`
-    comes with the end. `token_ids` may run ahead of the text, parts of which are held back; `num_tokens` counts all so
-    far."""
+    """What one output adds to a choice: text, and parts of calls of tools. `stop_reason` is the stop string or the stop
+    token that ended it; `report` comes with the end. `token_ids` may run ahead of the text, parts of which are held
+    back; `num_tokens` counts all so far."""
 
     text: str = ""
+    calls: Sequence[CallPiece] = ()
     entries: list[TokenEntry] = field(default_factory=list)
     token_ids: Sequence[int] = ()
     num_tokens: int = 0
@@ -45,7 +47,8 @@ class Choice:
     Tokens are counted up to the one that completed a stop string. A token that ends the request (end of sequence, or
     one of stop_token_ids) is counted, but is no text unless `include_stop`. An `echo` is the beginning of the text, and
     no stop string is looked for in it; with `echo_only` it is all of it, and what the engine must generate all the same
-    is left out. `first` is the first choice of the same prompt, which speaks for all of them of the prompt.
+    is left out. With `tools`, calls of tools are taken out of the text. `first` is the first choice of the same prompt,
+    which speaks for all of them of the prompt.
     """
 
     def __init__(
@@ -59,8 +62,10 @@ class Choice:
         echo: Echo | None = None,
         echo_only: bool = False,
         first: Choice | None = None,
+        tools: ToolReading | None = None,
     ) -> None:
         self.first = first
+        self.calls: list[Call] = []
         self.token_ids: list[int] = []
         self.usage: PromptUsage | None = None
         self.report: CacheReport | None = None
@@ -78,6 +83,7 @@ class Choice:
         self._echo = echo
         self._echo_only = echo_only
         self._eos_token_ids = eos_token_ids
+        self._tools = tools
 
     @property
     def text(self) -> str:
@@ -164,14 +170,28 @@ class Choice:
         return ended_by_token and not self._include_stop
 
     def _emit(self, text: str, entries: list[TokenEntry], token_ids: Sequence[int], output: RequestOutput) -> Delta:
-        self._texts.append(text)
+        ended = self._stopped_at is not None or output.finish_reason is not None
+        pieces = Pieces(text) if self._tools is None else self._tools.read(text, is_end=ended)
+        self._texts.append(pieces.content)
+        collect(self.calls, pieces.calls)
         self.entries.extend(entries)
         if self._stopped_at is not None:
             self.finish_reason, self.stop_reason = FinishReason.STOP.value, self._stopped_at
         elif output.finish_reason is not None:
             self.finish_reason, self.stop_reason = output.finish_reason.value, output.stop_token_id
+        if self._tools is not None and self.calls and self.finish_reason == FinishReason.STOP:
+            self.finish_reason = self._tools.finish_reason
         report = None if self.finish_reason is None else self.report
-        return Delta(text, entries, token_ids, self.num_tokens, self.finish_reason, self.stop_reason, report)
+        return Delta(
+            pieces.content,
+            pieces.calls,
+            entries,
+            token_ids,
+            self.num_tokens,
+            self.finish_reason,
+            self.stop_reason,
+            report,
+        )
 
 
 def raise_failure(output: RequestOutput) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from scheduler.messages import CacheControl, GenerationRequest, PrefixPin, SamplingParams
+from scheduler.messages import CacheControl, GenerationRequest, Grammar, GrammarKind, PrefixPin, SamplingParams
 from server.errors import BadRequest
 from server.prompt import Prompt, room_for_output
 from server.protocol import MAX_CHOICES, ChatBody, CompletionBody, GenerationBody
 from server.sampling import sampling_params
 from server.state import ServerState
+from server.structured.body import grammar_of, schema_grammar
+from server.tools.wish import CallWish
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's, for completions
 
@@ -23,6 +25,8 @@ class Prepared:
     params: SamplingParams
     echo_only: bool = False
     prefix_pins: tuple[PrefixPin, ...] = ()
+    grammar: Grammar | None = None
+    tools: CallWish | None = None  # calls are looked for in the text
 
 
 async def prepare_completion(server: ServerState, body: CompletionBody) -> list[Prepared]:
@@ -31,21 +35,44 @@ async def prepare_completion(server: ServerState, body: CompletionBody) -> list[
     prompts = await server.encoder.prompts(body.prompt, echo=body.echo, keep=kept_tokens(server, body))
     refuse_shared_report(body, prompts)
     refuse_crowd(body, len(prompts))
+    grammar = await plain_grammar(server, body)
     bad_words = await server.encoder.bad_words(body.bad_words)
     prepared = []
     for prompt in prompts:
         room = room_for_output(len(prompt.token_ids), body.wanted_tokens, DEFAULT_MAX_TOKENS, server.info, "prompt")
         params = sampling_params(body, max(room, 1), server.info, bad_words)
-        prepared.append(Prepared(prompt, params, echo_only=room == 0))
+        prepared.append(Prepared(prompt, params, echo_only=room == 0, grammar=grammar))
     return prepared
 
 
 async def prepare_chat(server: ServerState, body: ChatBody) -> Prepared:
     """Raises ApiError."""
     server.models.adapter(body.model)
+    wish = CallWish.of(body.tools, body.tool_choice, body.parallel_tool_calls) if body.may_call else None
+    grammar = await plain_grammar(server, body) if wish is None else await call_grammar(server, body, wish)
     prompt = await chat_prompt(server, body)
     room = room_for_output(len(prompt.token_ids), body.wanted_tokens, None, server.info, "messages")
-    return Prepared(prompt, sampling_params(body, room, server.info, await server.encoder.bad_words(body.bad_words)))
+    params = sampling_params(body, room, server.info, await server.encoder.bad_words(body.bad_words))
+    return Prepared(prompt, params, grammar=grammar, tools=wish)
+
+
+async def plain_grammar(server: ServerState, body: GenerationBody) -> Grammar | None:
+    """What the whole text must match. Raises BadRequest."""
+    wanted = grammar_of(body.response_format, body.structured_outputs)
+    return None if wanted is None else await server.grammars.prepare(*wanted)
+
+
+async def call_grammar(server: ServerState, body: ChatBody, wish: CallWish) -> Grammar | None:
+    """What a text with calls must match. A schema at fault is named, so each is compiled by itself first. Raises
+    BadRequest."""
+    answer = grammar_of(body.response_format, None)
+    for index in wish.enforced:
+        param = f"tools[{index}].function.parameters"
+        await server.grammars.prepare(*schema_grammar(body.tools[index].function.parameters, param))
+    if answer is not None:
+        await server.grammars.prepare(*answer)
+    text = wish.grammar(server.tool_format, None if answer is None else answer[0].text)
+    return None if text is None else await server.grammars.prepare(Grammar(GrammarKind.GRAMMAR, text), "tools")
 
 
 async def chat_prompt(server: ServerState, body: ChatBody) -> Prompt:
@@ -56,6 +83,7 @@ async def chat_prompt(server: ServerState, body: ChatBody) -> Prompt:
         variables=body.chat_template_kwargs,
         continues=body.continue_final_message,
         add_generation_prompt=body.generation_prompt,
+        tools=body.tools,
     )
 
 
@@ -114,4 +142,5 @@ def engine_request(
         ),
         report=report,
         after=after,
+        grammar=prepared.grammar,
     )

@@ -13,6 +13,8 @@ from server.echo import Echo, echo_of_ids
 from server.errors import BadRequest, ContextTooLong
 from server.protocol import MAX_PROMPTS, Message
 from server.tokenizer import TextTooLong, Tokenizer, TokenizerError
+from server.tools.body import Tool
+from server.tools.calls import ToolFormat
 
 TOKENIZER_THREADS = 2
 
@@ -36,9 +38,10 @@ class Prompt:
 class PromptEncoder:
     """Turns text into ids on a small pool of threads, so that a long prompt does not hold up the event loop."""
 
-    def __init__(self, tokenizer: Tokenizer, info: EngineInfo) -> None:
+    def __init__(self, tokenizer: Tokenizer, info: EngineInfo, tool_format: ToolFormat) -> None:
         self._tokenizer = tokenizer
         self._info = info
+        self._tool_format = tool_format
         self._pool = ThreadPoolExecutor(TOKENIZER_THREADS, thread_name_prefix="tokenizer")
 
     def close(self) -> None:
@@ -67,14 +70,20 @@ class PromptEncoder:
         variables: Mapping[str, Any] | None = None,
         continues: bool = False,
         add_generation_prompt: bool = True,
+        tools: Sequence[Tool] = (),
         **template: Any,
     ) -> Prompt:
         """The conversation as the model's chat template spells it, or the last `keep` tokens of that. `continues`
-        leaves the last message open; `variables`, and `template` (such as tools), are the template's.
+        leaves the last message open; `variables` and `template` are the template's. One that knows no tools gets them,
+        and their calls, written out.
 
         Raises BadRequest.
         """
         conversation = [message.for_template() for message in messages]
+        if not self._tokenizer.takes_tools:
+            conversation = self._tool_format.as_text(conversation, tools)
+        elif tools:
+            template["tools"] = [tool.for_template() for tool in tools]
         if continues:
             refuse_nothing_to_continue(conversation)
             template["continue_final_message"] = True

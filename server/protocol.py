@@ -8,8 +8,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, WithJsonSchema, field_validator, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import Field, TypeAdapter, WithJsonSchema, field_validator, model_validator
+
+from server.strict import StrictModel as StrictModel
+from server.strict import conflict as conflict
+from server.strict import lacking, misplaced
+from server.structured.body import ResponseFormat, StructuredOutputs
+from server.tools.body import MAX_TOOLS, Tool, ToolCall, ToolChoice, check_tools
 
 MAX_STOPS = 16
 MAX_STOP_CHARS = 1024
@@ -28,15 +33,6 @@ PROMPTS_SCHEMA = {"anyOf": [*ONE_PROMPT_SCHEMA["anyOf"], {"type": "array", "item
 
 Salt = Annotated[str, Field(min_length=1, max_length=1024)]
 RequestId = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9._:-]+$")]
-
-
-def conflict(param: str | None, message: str) -> PydanticCustomError:
-    """Two fields that do not go together; `param` is the one to blame."""
-    return PydanticCustomError("conflict", "{message}", {"param": param, "message": message})
-
-
-class StrictModel(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
 
 
 class StreamOptions(StrictModel):
@@ -98,6 +94,8 @@ class GenerationBody(StrictModel):
     prompt_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     return_token_ids: bool = False
     return_tokens_as_token_ids: bool = False
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
     cache_salt: Salt | None = None
     cache: CacheFields = CacheFields()
     cache_report: bool = False
@@ -131,7 +129,14 @@ class GenerationBody(StrictModel):
         limit = self.wanted_tokens
         if limit is not None and self.min_tokens > limit:
             raise conflict("min_tokens", f"{self.min_tokens} is above max_tokens, which is {limit}")
+        if self.structured_outputs is not None and self.has_format:
+            raise conflict("structured_outputs", "it does not go with a response_format")
         return self
+
+    @property
+    def has_format(self) -> bool:
+        """Whether the text must be JSON of some kind, by OpenAI's field."""
+        return self.response_format is not None and self.response_format.type != "text"
 
     @property
     def wanted_tokens(self) -> int | None:
@@ -191,8 +196,12 @@ TEXT_PARTS = TypeAdapter(list[TextPart])
 
 
 class Message(StrictModel):
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str
+    """`tool` answers a call of the assistant's earlier on, whose message may have calls and no content."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | None = None
+    tool_calls: list[ToolCall] = Field(default_factory=list, max_length=MAX_TOOLS)
+    tool_call_id: str | None = None
 
     @field_validator("content", mode="before")
     @classmethod
@@ -202,13 +211,28 @@ class Message(StrictModel):
             return value
         return "\n".join(part.text for part in TEXT_PARTS.validate_python(value, strict=True))
 
-    def for_template(self) -> dict[str, str]:
-        """`developer` is OpenAI's newer word for `system`, which is the one templates know."""
-        return {"role": "system" if self.role == "developer" else self.role, "content": self.content}
+    @model_validator(mode="after")
+    def check_role(self) -> Self:
+        if self.content is None and not self.tool_calls:
+            raise lacking("content")
+        if self.tool_calls and self.role != "assistant":
+            raise misplaced("tool_calls", "they are the assistant's")
+        if self.role == "tool" and self.tool_call_id is None:
+            raise lacking("tool_call_id")
+        if self.role != "tool" and self.tool_call_id is not None:
+            raise misplaced("tool_call_id", "it goes with role 'tool' alone")
+        return self
 
-
-class TextFormat(StrictModel):
-    type: Literal["text"]
+    def for_template(self) -> dict[str, Any]:
+        """`developer` is OpenAI's newer word for `system`, which is the one templates know; they join strings, and so
+        get one where there is no content."""
+        made: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role}
+        made["content"] = self.content or ""
+        if self.tool_calls:
+            made["tool_calls"] = [call.for_template() for call in self.tool_calls]
+        if self.tool_call_id is not None:
+            made["tool_call_id"] = self.tool_call_id
+        return made
 
 
 # What a chat template is given, or what transformers is told about it, by other fields or not at all.
@@ -225,9 +249,9 @@ class ChatBody(GenerationBody):
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
-    response_format: TextFormat | None = None
-    tools: list[Any] = Field(default_factory=list)
-    tool_choice: Literal["none"] = "none"
+    tools: list[Tool] = Field(default_factory=list, max_length=MAX_TOOLS)
+    tool_choice: ToolChoice | None = None  # None: auto, where there are tools
+    parallel_tool_calls: bool = True
     add_generation_prompt: bool | None = None  # None: yes, unless the final message is continued
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict, max_length=MAX_METADATA)
@@ -243,13 +267,6 @@ class ChatBody(GenerationBody):
     verbosity: Literal["medium"] = "medium"
     prompt_cache_retention: Literal["in_memory"] = "in_memory"
 
-    @field_validator("tools")
-    @classmethod
-    def no_tools(cls, value: list[Any]) -> list[Any]:
-        if value:
-            raise ValueError("tools are not supported")
-        return value
-
     @model_validator(mode="after")
     def check_chat(self) -> Self:
         if self.top_logprobs is not None and not self.logprobs:
@@ -258,7 +275,14 @@ class ChatBody(GenerationBody):
             raise conflict("max_completion_tokens", "it differs from max_tokens, the older name of the same field")
         if self.continue_final_message and self.add_generation_prompt:
             raise conflict("add_generation_prompt", "it does not go with continue_final_message")
+        check_tools(self.tools, self.tool_choice, self.parallel_tool_calls)
+        if self.structured_outputs is not None and self.may_call:
+            raise conflict("structured_outputs", "it goes with tools only where tool_choice is 'none'")
         return self
+
+    @property
+    def may_call(self) -> bool:
+        return bool(self.tools) and self.tool_choice != "none"
 
     @field_validator("chat_template_kwargs")
     @classmethod

@@ -88,4 +88,5 @@ def make_choice(
         echo=prepared.prompt.echo,
         echo_only=prepared.echo_only,
         first=first,
+        tools=None if prepared.tools is None else prepared.tools.reading(server.tool_format, eager=body.stream),
     )

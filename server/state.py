@@ -11,7 +11,10 @@ from server.async_engine import AsyncEngine
 from server.metrics import EngineMetrics
 from server.prompt import PromptEncoder
 from server.served import ServedModels
+from server.structured.grammars import Grammars
 from server.tokenizer import Tokenizer
+from server.tools import DEFAULT_FORMAT
+from server.tools.calls import ToolFormat
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +22,7 @@ class ServerSettings:
     model_name: str  # as clients spell it
     max_body_bytes: int = 4 * 1024 * 1024
     body_timeout: float = 60.0  # seconds that a client may take to send a body
+    tool_call_parser: str = DEFAULT_FORMAT  # how the model writes calls of tools
     reveal_cached_tokens: bool = False  # a plan tells the cached token at a first difference to everyone
 
 
@@ -31,6 +35,8 @@ class ServerState:
     metrics: EngineMetrics
     settings: ServerSettings
     models: ServedModels
+    grammars: Grammars
+    tool_format: ToolFormat
 
 
 def state_of(request: Request) -> ServerState:

@@ -86,6 +86,7 @@ class Tokenizer:
         self.bos_token_id: int | None = tokenizer.bos_token_id
         self.eos_token_id: int | None = tokenizer.eos_token_id
         self.has_chat_template = bool(tokenizer.chat_template)
+        self.takes_tools = bool(re.search(r"\btools\b", str(tokenizer.chat_template)))  # its template tells of them
         added = tokenizer.added_tokens_decoder
         self.special_token_ids = frozenset(tokenizer.all_special_ids) | {id for id in added if added[id].special}
         self._added_text = {id: token.content for id, token in added.items()}
@@ -120,6 +121,10 @@ class Tokenizer:
             raise
         except Exception as error:  # damaged files surface as many types, none of them documented
             raise TokenizerError(f"The tokenizer of {model_path} cannot be loaded: {error}") from error
+
+    def to_json(self) -> str:
+        """As the tokenizers library writes it."""
+        return str(self._backend.to_str())
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`; with special tokens as the model's tokenizer adds them, but one BOS at most."""

@@ -29,6 +29,7 @@ class ByteTokenizer:
     special_token_ids = frozenset({EOS})
     strips_leading_space = False
     has_chat_template = True
+    takes_tools = False
     bos_token_id = None
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:

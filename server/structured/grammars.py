@@ -1,0 +1,44 @@
+"""Asking the engine whether it can hold to a grammar, before there is a request that wants it."""
+
+from __future__ import annotations
+
+import asyncio
+
+from scheduler.commands import PrepareGrammar, SetVocabulary
+from scheduler.messages import Grammar
+from server.async_engine import AsyncEngine
+from server.errors import BadRequest
+from server.tokenizer import Tokenizer
+
+PATIENCE = 20.0  # seconds for a compilation, others' before it included; the largest alone takes 2
+
+
+class Grammars:
+    """The engine is told the vocabulary with the first grammar: most servers never see one."""
+
+    def __init__(self, engine: AsyncEngine, tokenizer: Tokenizer) -> None:
+        self._engine = engine
+        self._tokenizer = tokenizer
+        self._vocabulary = asyncio.Lock()
+        self._is_told = False
+
+    async def prepare(self, grammar: Grammar, param: str) -> Grammar:
+        """The grammar, which the engine has compiled. Raises BadRequest that names `param` and the fault."""
+        await self._tell_vocabulary()
+        try:
+            async with asyncio.timeout(PATIENCE):
+                await self._engine.command(PrepareGrammar(grammar), type(None))
+        except TimeoutError:
+            message = f"Invalid {param!r}: it could not be compiled within {PATIENCE:g} seconds."
+            raise BadRequest(message, param=param, code="invalid_value") from None
+        except BadRequest as fault:
+            message = f"Invalid {param!r}: {fault.message}"
+            raise BadRequest(message, param=param, code="invalid_value") from None
+        return grammar
+
+    async def _tell_vocabulary(self) -> None:
+        async with self._vocabulary:
+            if not self._is_told:
+                text = await asyncio.to_thread(self._tokenizer.to_json)
+                await self._engine.command(SetVocabulary(text), type(None))
+                self._is_told = True

@@ -1,0 +1,96 @@
+"""What parsers of tool calls have in common: what they are, and what they give."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from server.tools.body import Tool
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class CallPiece:
+    """A part of call `index`. Its first one has the id and the name; the arguments, JSON text, come piece by piece."""
+
+    index: int
+    arguments: str = ""
+    id: str | None = None
+    name: str | None = None
+
+
+@dataclass(slots=True)
+class Pieces:
+    """What became certain of a text: content for the reader, and parts of calls."""
+
+    content: str = ""
+    calls: list[CallPiece] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Call:
+    """A call as far as it is known."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+class ToolParser(Protocol):
+    """Reads one text while it arrives; what it gives does not depend on where the text is split."""
+
+    def push(self, text: str) -> Pieces: ...
+
+    def finish(self) -> Pieces:
+        """The text is over."""
+
+
+class ToolFormat(Protocol):
+    """One way in which models write calls."""
+
+    def parser(self, *, eager: bool) -> ToolParser:
+        """`eager` gives arguments while they arrive, before it is known whether the call will be whole."""
+
+    def free_grammar(self, tools: Sequence[Tool], *, parallel: bool) -> str:
+        """Lark, for text with calls in it; the arguments of strict functions match their schemas. Raises BadRequest."""
+
+    def forced_grammar(
+        self, tools: Sequence[Tool], *, parallel: bool, enforce_all: bool, answer: str | None = None
+    ) -> str:
+        """Lark, for one call or several and nothing else, or else what matches the JSON schema `answer`. Raises
+        BadRequest."""
+
+    def as_text(self, messages: Sequence[Json], tools: Sequence[Tool]) -> list[Json]:
+        """A conversation for a chat template that knows no tools: calls, answers and tools written out."""
+
+
+class ToolReading:
+    """How the calls of one choice are read. A choice that ends with calls has a finish reason of their own, unless
+    the client named the function, as OpenAI has it."""
+
+    def __init__(self, parser: ToolParser, *, is_named: bool) -> None:
+        self.finish_reason = "stop" if is_named else "tool_calls"
+        self._parser = parser
+
+    def read(self, text: str, *, is_end: bool) -> Pieces:
+        pieces = self._parser.push(text)
+        if is_end:
+            rest = self._parser.finish()
+            pieces = Pieces(pieces.content + rest.content, pieces.calls + rest.calls)
+        return pieces
+
+
+def new_call_id() -> str:
+    return f"call_{secrets.token_hex(12)}"
+
+
+def collect(calls: list[Call], pieces: Sequence[CallPiece]) -> None:
+    """Add pieces to the calls they belong to."""
+    for piece in pieces:
+        if piece.id is not None:
+            calls.append(Call(piece.id, piece.name or "", piece.arguments))
+        else:
+            calls[piece.index].arguments += piece.arguments
