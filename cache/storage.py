@@ -22,7 +22,6 @@ import xxhash
 
 from cache.block import BlockId
 
-
 TILE = 16
 """Slots of a tile, in the orders that have tiles."""
 
@@ -45,8 +44,8 @@ class PlaneShape:
 
 
 class KVStorage:
-    """All blocks' bytes, zero when allocated: `blocks` [num_blocks, elements]. `layers[l]` are the views of layer l, each
-    [num_blocks, heads, block_size, width] (which tells slots apart only where the order is ROWS).
+    """All blocks' bytes, zero when allocated: `blocks` [num_blocks, elements]. `layers[l]` are the views of layer l,
+    each [num_blocks, heads, block_size, width] (which tells slots apart only where the order is ROWS).
 
     On CPU the zero pages are the operating system's: memory is touched only when a block is first written.
     """

@@ -9,7 +9,7 @@ from model.cpu.library import PANEL, Matrix
 
 
 class PackedMatrix:
-    """One product's weights in panels, with the bias in the order of its columns. Owns the memory that `struct` names."""
+    """One product's weights in panels, with the bias in the order of its columns; the memory that `struct` names."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         """weight [columns, depth] in bfloat16 or float32; both are filled up with zeros to whole panels."""
@@ -31,14 +31,12 @@ def padded(size: int) -> int:
 def to_panels(weight: torch.Tensor) -> torch.Tensor:
     """[columns, depth] -> [columns / 32, depth / 2, 32] pairs of bfloat16, or [columns / 32, depth, 32] floats."""
     words = weight.contiguous().view(torch.int32) if weight.dtype == torch.bfloat16 else weight
-    return words.unflatten(0, (-1, PANEL)).transpose(1, 2).contiguous()
+    return words.view(-1, PANEL, words.shape[1]).transpose(1, 2).contiguous()
 
 
 def interleave(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    """[n, ...] twice -> [2 n', ...]: 16 rows of gate, the same 16 of up, and so on, filled up with zeros to whole panels."""
+    """[n, ...] twice -> [2 n', ...]: 16 rows of gate, the same 16 of up, and so on; zeros fill up whole panels."""
     half = PANEL // 2
     missing = padded(gate.shape[0]) - gate.shape[0]
-    parts = [
-        torch.cat((part, part.new_zeros(missing, *part.shape[1:]))).unflatten(0, (-1, half)) for part in (gate, up)
-    ]
-    return torch.stack(parts, 1).flatten(0, 2)
+    parts = [torch.cat((part, part.new_zeros(missing, *part.shape[1:]))) for part in (gate, up)]
+    return torch.stack([part.view(-1, half, *part.shape[1:]) for part in parts], 1).flatten(0, 2)
