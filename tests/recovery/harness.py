@@ -46,6 +46,7 @@ class Watched:
         adapter: str | None = None,
         cache: CacheControl | None = None,
         report: bool = False,
+        after: str | None = None,
         **params: object,
     ) -> str:
         """Greedy unless `params` (of SamplingParams) say otherwise; to the last token, end of sequence or not."""
@@ -54,7 +55,9 @@ class Watched:
         defaults = {"seed": 0, "temperature": 0.0, "ignore_eos": True}
         sampling = SamplingParams(max_tokens=max_tokens, **(defaults | params))  # type: ignore[arg-type]
         control = cache or CacheControl()
-        request = GenerationRequest(name, tuple(prompt), sampling, priority, salt, adapter, control, report)
+        request = GenerationRequest(
+            name, tuple(prompt), sampling, priority, salt, adapter, control, report=report, after=after
+        )
         refused = self.engine.add(request)
         assert refused is None, refused
         self.outputs[name] = []
