@@ -63,8 +63,12 @@ def table(results: Mapping[Case, Result]) -> str:
 
 def document(results: Mapping[Case, Result], about: Mapping[str, Any]) -> str:
     """One line of JSON: what was run and where, then per case and quantity the median, the values and their unit."""
-    cases = {case.name: samples_json(result) for case, result in results.items()}
-    return json.dumps({"benchmark": "serve", **about, "results": cases})
+    return json.dumps({"benchmark": "serve", **about, "results": results_json(results)})
+
+
+def results_json(results: Mapping[Case, Result]) -> dict[str, Any]:
+    """Per case its quantities."""
+    return {case.name: samples_json(result) for case, result in results.items()}
 
 
 def samples_json(result: Result) -> dict[str, Any]:
