@@ -46,12 +46,12 @@ class StructuredOutputs(StrictModel):
 
     model_config = ConfigDict(serialize_by_alias=True)
 
-    json_: Json | bool | str | None = Field(None, alias="json", union_mode="left_to_right")
+    json_: Json | bool | None = Field(None, alias="json")
     regex: str | None = Field(None, min_length=1, max_length=MAX_TEXT)
     choice: list[str] | None = Field(None, min_length=1, max_length=MAX_CHOICES)
     grammar: str | None = Field(None, min_length=1, max_length=MAX_TEXT)
 
-    @field_validator("json_")
+    @field_validator("json_", mode="before")
     @classmethod
     def check_text(cls, value: Any) -> Any:
         if isinstance(value, str):
@@ -97,18 +97,20 @@ def outputs_grammar(outputs: StructuredOutputs) -> tuple[Grammar, str]:
     return Grammar(GrammarKind.GRAMMAR, outputs.grammar or ""), "structured_outputs.grammar"
 
 
-def schema_grammar(schema: Json | bool | str, param: str) -> tuple[Grammar, str]:
+def schema_grammar(schema: Json | bool, param: str) -> tuple[Grammar, str]:
     return Grammar(GrammarKind.JSON_SCHEMA, schema_text(schema, param)), param
 
 
-def schema_text(schema: Json | bool | str, param: str) -> str:
+def schema_text(schema: Json | bool, param: str) -> str:
     """A schema as text. Raises BadRequest for one too deep or too large to be held to, and for the keyword by which
     llguidance is told to hold to less."""
+    if schema is False:
+        raise BadRequest(f"Invalid {param!r}: no text matches it.", param=param, code="invalid_value")
     if isinstance(schema, dict) and "x-guidance" in schema:
         message = f"Invalid {param!r}: the keyword 'x-guidance' is not supported."
         raise BadRequest(message, param=param, code="invalid_value")
     try:
-        text = orjson.dumps(schema).decode()
+        text = orjson.dumps({} if schema is True else schema).decode()
     except TypeError:
         message = f"Invalid {param!r}: the schema is nested too deep."
         raise BadRequest(message, param=param, code="invalid_value") from None

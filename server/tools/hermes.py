@@ -5,8 +5,9 @@
     {"name": "get_weather", "arguments": {"city": "Oslo"}}
     </tool_call>
 
-A block that is no such object stays content, tags and all. Whitespace around blocks is nobody's. A block that the
-text's end cuts off is a call as far as it went, once its arguments have begun.
+A block that is no such object stays content, tags and all. Whitespace around blocks is nobody's, but for what parts the
+text after them from the text before. A block that the text's end cuts off is a call as far as it went, once its
+arguments have begun.
 """
 
 from __future__ import annotations
@@ -155,6 +156,7 @@ class HermesParser:
         self._block: Block | None = None
         self._calls = 0
         self._after_call = False
+        self._has_spoken = False
 
     def push(self, text: str) -> Pieces:
         pieces = Pieces()
@@ -202,9 +204,12 @@ class HermesParser:
         return False
 
     def _say(self, text: str, pieces: Pieces) -> None:
+        """Between what is said before a call and after it there is the whitespace after it."""
         if self._after_call:
-            text = text.lstrip()
-            self._after_call = not text
+            rest = text.lstrip()
+            self._after_call = not rest
+            text = text if rest and self._has_spoken else rest
+        self._has_spoken |= bool(text)
         pieces.content += text
 
     def _give_up(self, block: Block, pieces: Pieces) -> None:
