@@ -9,37 +9,51 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
+IN_UTF8 = [byte for byte in range(0xF5) if byte not in (0xC0, 0xC1)]
 _alphabet: Any = bytes_to_unicode  # transformers ships no types for it
-ALPHABET = frozenset(_alphabet().values())
-BYTE_TOKENS = frozenset(f"<0x{byte:02X}>" for byte in range(256))
+ALPHABET: dict[int, str] = _alphabet()
+BYTE_TOKENS = frozenset(f"<0x{byte:02X}>" for byte in IN_UTF8)
 NFC_SHRINKS = 4  # times at most in UTF-8: three Hangul letters, or a kelvin sign, become a third of their bytes
 KEEPING_SPLITS = {"ByteLevel", "Digits", "Metaspace"}
 
 
-def most_bytes_per_token(backend: Any, added: Mapping[int, Any]) -> int | None:
-    """The most bytes of a text's UTF-8 that one token of this tokenizer can stand for; None if there is no bound."""
+@dataclass(frozen=True, slots=True)
+class TextBound:
+    """A token stands for `most_bytes` of a text at most. Bytes without a token, `left_out`, do not count."""
+
+    most_bytes: int
+    left_out: bytes = b""
+
+    def least_tokens(self, text: str) -> int:
+        """The fewest tokens that the text can have; it may have more."""
+        data = text.encode("utf-8", "surrogatepass").translate(None, self.left_out)
+        return -(-len(data) // self.most_bytes)
+
+
+def text_bound(backend: Any, added: Mapping[int, Any]) -> TextBound | None:
+    """The bound of this tokenizer, whose `added` tokens are by id; None if there is none."""
     splits = list(steps_of(backend.pre_tokenizer, "pretokenizers"))
     shrinks = normalizers_shrink(list(steps_of(backend.normalizer, "normalizers")))
     swallows = any(token.lstrip or token.rstrip for token in added.values())
-    if shrinks is None or swallows or not all(map(keeps_all, splits)):
+    if shrinks is None or swallows or not all(map(keeps_all, splits)) or type(backend.model).__name__ != "BPE":
         return None
     vocab: dict[str, int] = backend.get_vocab()
-    model = backend.model
-    if type(model).__name__ != "BPE":
-        return None
+    left_out = b""
     if any(split["type"] == "ByteLevel" for split in splits):
-        if not vocab.keys() >= ALPHABET:
-            return None
         plain = max(len(token) for token in vocab)  # a character for each byte
-    elif model.byte_fallback and vocab.keys() >= BYTE_TOKENS:
+        left_out = bytes(byte for byte in range(256) if ALPHABET[byte] not in vocab)
+    elif backend.model.byte_fallback and vocab.keys() >= BYTE_TOKENS:
         plain = max(len(token.encode()) for token in vocab)
     else:
         return None
-    return shrinks * max(plain, *(len(token.content.encode()) for token in added.values()), 1)
+    if shrinks > 1 and any(byte in left_out for byte in IN_UTF8):
+        return None  # what is left out was something else before it was normalized
+    return TextBound(shrinks * max(plain, *(len(token.content.encode()) for token in added.values()), 1), left_out)
 
 
 def steps_of(component: Any, inner: str) -> Iterator[dict[str, Any]]:

@@ -29,7 +29,7 @@ from transformers.integrations.gguf.gguf_tokenizer_mapping import (
 )
 
 from server.special_text import SpecialText, unused_mark
-from server.text_bound import most_bytes_per_token
+from server.text_bound import text_bound
 
 _log = logging.getLogger(__name__)
 
@@ -92,7 +92,7 @@ class Tokenizer:
         self._added_text = {id: token.content for id, token in added.items()}
         texts = {id: str(backend.id_to_token(id)) for id in self.special_token_ids}
         self._special_text = SpecialText(backend, texts)
-        self._bytes_per_token = most_bytes_per_token(backend, added)
+        self._bound = text_bound(backend, added)
         self._decoders = _decoder_types(backend.decoder)
         self._bytes: dict[int, bytes] = {}
         self._anchor = self._find_anchor()
@@ -139,11 +139,11 @@ class Tokenizer:
         return self._encode(text, True)
 
     def _refuse_long(self, text: str, max_tokens: int | None) -> None:
-        if max_tokens is None or self._bytes_per_token is None or len(text) <= max_tokens:
+        if max_tokens is None or self._bound is None or len(text) <= max_tokens:
             return
-        size = len(text.encode("utf-8", "surrogatepass"))
-        if size > max_tokens * self._bytes_per_token:
-            raise TextTooLong(-(-size // self._bytes_per_token))
+        least = self._bound.least_tokens(text)
+        if least > max_tokens:
+            raise TextTooLong(least)
 
     def _encode(self, text: str, add_special_tokens: bool) -> tuple[list[int], list[int]]:
         try:  # as a batch of one: `encode` keeps the interpreter's lock, and a text of megabytes takes many seconds
