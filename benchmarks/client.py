@@ -59,8 +59,10 @@ async def drop_blocks(client: httpx.AsyncClient, model: str, prompt: Sequence[in
     return int(response.json()["blocks"])
 
 
-async def complete(client: httpx.AsyncClient, model: str, prompt: Sequence[int], max_tokens: int) -> Answer:
-    """Sends token ids, greedy and deaf to end-of-sequence, so that every run does the same work.
+async def complete(
+    client: httpx.AsyncClient, model: str, prompt: Sequence[int], max_tokens: int, **fields: float
+) -> Answer:
+    """Sends token ids, greedy unless `fields` say otherwise, deaf to end-of-sequence: every run does the same work.
 
     The first token has arrived when a chunk carries text or ends the choice: an empty opening chunk is no token.
     Raises BenchmarkError when the server refuses, fails midway or sends no usage.
@@ -73,6 +75,7 @@ async def complete(client: httpx.AsyncClient, model: str, prompt: Sequence[int],
         "ignore_eos": True,
         "stream": True,
         "stream_options": {"include_usage": True},
+        **fields,
     }
     sent = time.perf_counter()
     arrivals: list[float] = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 import numpy as np
@@ -19,21 +19,29 @@ from scheduler.request import Request
 def flatten(batch: Batch, block_size: int, device: torch.device) -> StepInputs:
     """The batch's spans, one after the other. Span rule 2 holds of `batch`, so every table is whole up to kv_len."""
     spans = batch.spans
-    positions = np.concatenate([np.arange(span.start, span.end) for span in spans])
-    token_ids = np.fromiter(_tokens(spans), dtype=np.int64, count=batch.num_tokens)
+    kv_len = tuple([span.end for span in spans])
+    q_len = tuple([span.end - span.start for span in spans])
     tables = _tables(spans, block_size)
-    rows = np.repeat(np.arange(len(spans)), [span.end - span.start for span in spans])
+    counts = np.array(q_len)
+    rows = np.repeat(np.arange(len(spans)), counts)
+    # Position less flat index is the same throughout a span.
+    positions = (np.array(kv_len) - counts.cumsum())[rows] + np.arange(batch.num_tokens)
     slots = tables[rows, positions // block_size].astype(np.int64) * block_size + positions % block_size
     return StepInputs(
-        token_ids=torch.from_numpy(token_ids).to(device),
-        positions=torch.from_numpy(positions).to(device),
-        slots=torch.from_numpy(slots).to(device),
-        q_len=tuple(span.end - span.start for span in spans),
-        kv_len=tuple(span.end for span in spans),
-        block_tables=torch.from_numpy(tables).to(device),
-        logit_rows=torch.from_numpy(_logit_rows(batch)).to(device),
+        token_ids=_tensor(_tokens(spans), device),
+        positions=_tensor(positions, device),
+        slots=_tensor(slots, device),
+        q_len=q_len,
+        kv_len=kv_len,
+        block_tables=_tensor(tables, device),
+        logit_rows=_tensor(_logit_rows(batch, q_len), device),
         adapters=_adapters(spans, device),
     )
+
+
+def _tensor(numbers: NDArray[np.int64] | NDArray[np.int32], device: torch.device) -> torch.Tensor:
+    tensor = torch.from_numpy(numbers)
+    return tensor if device.type == "cpu" else tensor.to(device)
 
 
 def sample_rows(
@@ -57,28 +65,32 @@ def _history(request: Request) -> History:
     return history
 
 
-def _tokens(spans: list[Span]) -> Iterator[int]:
+def _tokens(spans: list[Span]) -> NDArray[np.int64]:
+    tokens: list[int] = []
     for span in spans:
-        yield from span.request.tokens[span.start : span.end]
+        tokens += span.request.tokens[span.start : span.end]
+    return np.array(tokens, dtype=np.int64)
 
 
 def _tables(spans: list[Span], block_size: int) -> NDArray[np.int32]:
     """[S, W] block ids in position order, as far as each span attends; 0 beyond."""
     widths = [-(-span.end // block_size) for span in spans]
     tables = np.zeros((len(spans), max(widths)), dtype=np.int32)
-    for row, (span, width) in enumerate(zip(spans, widths, strict=True)):
-        tables[row, :width] = [block.block_id for block in span.request.table[:width] if block is not None]
+    for row, width, span in zip(tables, widths, spans, strict=True):
+        row[:width] = span.request.table.ids[:width]
     return tables
 
 
-def _logit_rows(batch: Batch) -> NDArray[np.int64]:
+def _logit_rows(batch: Batch, q_len: Sequence[int]) -> NDArray[np.int64]:
     """Flat indices: first of the prompt positions to score, then of the last token of each sampled request."""
-    starts = np.cumsum([0, *(span.end - span.start for span in batch.spans)])
-    scored, last = [], {}
-    for start, span in zip(starts.tolist(), batch.spans, strict=False):
+    scored: list[int] = []
+    last: dict[Request, int] = {}
+    start = 0
+    for span, count in zip(batch.spans, q_len, strict=True):
         scored += [start + position - span.start for position in span.request.unscored(span.start, span.end)]
-        last[span.request.request_id] = start + span.end - span.start - 1
-    return np.array(scored + [last[request.request_id] for request in batch.sampled], dtype=np.int64)
+        start += count
+        last[span.request] = start - 1
+    return np.array(scored + [last[request] for request in batch.sampled], dtype=np.int64)
 
 
 def scored_tokens(batch: Batch) -> list[tuple[Request, int]]:
@@ -90,6 +102,8 @@ def scored_tokens(batch: Batch) -> list[tuple[Request, int]]:
 
 def _adapters(spans: list[Span], device: torch.device) -> tuple[AdapterRows, ...]:
     """The flat indices of each adapter's spans; two versions of one adapter are two."""
+    if all(span.request.adapter is None for span in spans):
+        return ()
     rows: dict[LoraAdapter, list[NDArray[np.int64]]] = {}
     start = 0
     for span in spans:
@@ -97,9 +111,7 @@ def _adapters(spans: list[Span], device: torch.device) -> tuple[AdapterRows, ...
         if isinstance(adapter := span.request.adapter, LoraAdapter):
             rows.setdefault(adapter, []).append(np.arange(start, end))
         start = end
-    return tuple(
-        AdapterRows(torch.from_numpy(np.concatenate(parts)).to(device), adapter) for adapter, parts in rows.items()
-    )
+    return tuple(AdapterRows(_tensor(np.concatenate(parts), device), adapter) for adapter, parts in rows.items())
 
 
 def _banned(request: Request, eos_token_ids: tuple[int, ...], mask: TokenMask | None) -> tuple[int, ...]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from bisect import insort
 from enum import Enum, auto
 
-from cache.block import Block
 from cache.hashing import encode_tokens
 from cache.identity import BlockHash
 from cache.node import PrefixNode
 from cache.reason import MissReason
+from scheduler.block_table import BlockTable
 from scheduler.ledger import PromptLedger
 from scheduler.messages import CacheReport, FinishReason, GenerationRequest, PromptUsage, RequestTimes, TokenLogprobs
 
@@ -49,7 +49,7 @@ class Request:
         self.tokens: list[int] = list(message.prompt_token_ids)
         self.encoded = bytearray(encode_tokens(message.prompt_token_ids))
         self.hashes: list[BlockHash] = []
-        self.table: list[Block | None] = []
+        self.table = BlockTable()
         self.chain: list[PrefixNode] = []
         self.open: list[int] = []
         self.held: PrefixNode | None = None  # the deepest node of the chain, or the root

@@ -435,6 +435,7 @@ class Scheduler:
         holders: dict[BlockId, int] = {}
         for request in self.running:
             assert request.status is RequestStatus.RUNNING
+            request.table.check_integrity()
             for index, block in enumerate(request.table):
                 if block is None:
                     assert index in request.open

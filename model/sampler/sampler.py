@@ -46,6 +46,8 @@ class Sampler:
     def score(self, logits: torch.Tensor, token_ids: Sequence[int], counts: Sequence[int]) -> list[SampledToken]:
         """The log-probability and rank of given tokens: row i of float32 logits [N, vocab_size] scores `token_ids[i]`
         and lists the `counts[i]` most likely ones."""
+        if not token_ids:
+            return []
         rows = [Scaled(row, row.max()) for row in self._values(logits, len(token_ids))]
         weighed = zip(rows, self._exponentials.weigh(rows), token_ids, counts, strict=True)
         return [with_logprobs(row, weights, *wanted) for row, weights, *wanted in weighed]
