@@ -29,8 +29,10 @@ typedef struct {
 
 typedef struct {
     const pk_model *model;
-    const word *k[SEGMENT_TILES], *v[SEGMENT_TILES]; /* of the segment */
-    int tiles;
+    const word *k[SEGMENT_TILES], *v[SEGMENT_TILES];      /* of the segment */
+    const word *next_k[SEGMENT_TILES], *next_v[SEGMENT_TILES]; /* of the one that follows */
+    int tiles, next_tiles;
+    int fetch; /* few rows: K and V come from memory, and are asked for ahead of their use */
     float scale; /* of scores, to the base 2 */
     act *q;      /* [rows, head_dim] of the task */
     char *states;
@@ -54,6 +56,13 @@ size_t attention_scratch(const pk_model *model) {
 
 INLINE row_state *state_of(const scene *s, int row) { return (row_state *)(s->states + s->state_bytes * (size_t)row); }
 
+/* A tile lies apart from the next one, too short for the processor to foresee it. While scores are made of the segment's K
+   its V is fetched, while values are mixed the next segment's K. */
+INLINE void fetch_tile(const scene *s, const word *tile) {
+    const char *end = (const char *)(tile + tile_words(s->model));
+    for (const char *line = (const char *)tile; line < end; line += 64) _mm_prefetch(line, _MM_HINT_T0);
+}
+
 /* -- one tile of rows, one segment ------------------------------------------------------------------------------- */
 
 INLINE const word *key_vector(const scene *s, int vector) {
@@ -63,7 +72,10 @@ INLINE const word *key_vector(const scene *s, int vector) {
 INLINE void score_vectors(const int rows, const int vectors, const scene *s, const act *q, int first, float *scores) {
     vf sums[TILE_ROWS][4];
     const word *keys[4];
-    UNROLL for (int j = 0; j < vectors; j++) keys[j] = key_vector(s, first + j);
+    UNROLL for (int j = 0; j < vectors; j++) {
+        keys[j] = key_vector(s, first + j);
+        if (s->fetch && (first + j) * LANES % TILE == 0) fetch_tile(s, s->v[(first + j) * LANES / TILE]);
+    }
     UNROLL for (int r = 0; r < rows; r++)
         UNROLL for (int j = 0; j < vectors; j++) sums[r][j] = vf_zero();
     v_dot(rows, vectors, sums, q, (size_t)s->model->head_dim, keys, TILE, s->model->head_dim / DEPTH);
@@ -77,6 +89,7 @@ INLINE void mix_vectors(const int rows, const int vectors, const scene *s, const
     UNROLL for (int r = 0; r < rows; r++)
         UNROLL for (int j = 0; j < vectors; j++) sums[r][j] = vf_zero();
     for (int tile = 0; tile < s->tiles; tile++) {
+        if (s->fetch && first == 0 && tile < s->next_tiles) fetch_tile(s, s->next_k[tile]);
         const word *v = s->v[tile] + first * LANES;
         const word *const dims[4] = {v, v + LANES, v + 2 * LANES, v + 3 * LANES};
         v_dot(rows, vectors, sums, weights + tile * TILE, SEGMENT, dims, (size_t)s->model->head_dim, TILE / DEPTH);
@@ -144,19 +157,21 @@ static void segment_tile(int rows, const scene *s, int row, const int *keys) {
 
 /* -- one task ---------------------------------------------------------------------------------------------------- */
 
-static void find_segment(scene *s, const char *cache, const int32_t *table, int layer, int head, int start, int end) {
-    const pk_model *model = s->model;
+/* Where the tiles of keys [start, end) lie, as far as one segment goes; returns how many there are. */
+static int find_segment(const pk_model *model, const char *cache, const int32_t *table, int layer, int head, int start,
+                        int end, const word **k, const word **v) {
     const int tiles_per_block = model->block_size / TILE;
     const size_t tile = tile_words(model), plane = plane_words(model);
-    s->tiles = (end - start + TILE - 1) / TILE;
-    if (s->tiles > SEGMENT_TILES) s->tiles = SEGMENT_TILES;
-    for (int i = 0; i < s->tiles; i++) {
+    int tiles = (end - start + TILE - 1) / TILE;
+    if (tiles > SEGMENT_TILES) tiles = SEGMENT_TILES;
+    for (int i = 0; i < tiles; i++) {
         int number = start / TILE + i;
         size_t at = (size_t)table[number / tiles_per_block] * block_words(model) + (size_t)layer * 2 * plane +
                     (size_t)(head * tiles_per_block + number % tiles_per_block) * tile;
-        s->k[i] = (const word *)cache + at;
-        s->v[i] = s->k[i] + plane;
+        k[i] = (const word *)cache + at;
+        v[i] = k[i] + plane;
     }
+    return tiles < 0 ? 0 : tiles;
 }
 
 static void finish_row(const row_state *state, int dim, act *out) {
@@ -176,8 +191,14 @@ static void attend(scene *s, const char *cache, const int32_t *table, int layer,
         memset(state_of(s, row), 0, s->state_bytes);
         state_of(s, row)->maximum = LOWEST;
     }
-    for (int start = 0; start < position + count; start += SEGMENT) {
-        find_segment(s, cache, table, layer, head, start, position + count);
+    const int end = position + count;
+    s->fetch = rows <= TILE_ROWS;
+    s->next_tiles = find_segment(model, cache, table, layer, head, 0, end, s->next_k, s->next_v);
+    for (int start = 0; start < end; start += SEGMENT) {
+        s->tiles = s->next_tiles;
+        memcpy(s->k, s->next_k, sizeof s->k);
+        memcpy(s->v, s->next_v, sizeof s->v);
+        s->next_tiles = find_segment(model, cache, table, layer, head, start + SEGMENT, end, s->next_k, s->next_v);
         int row = start > position ? (start - position) * shared : 0; /* earlier rows end before this segment */
         const int tiles = (rows - row + TILE_ROWS - 1) / TILE_ROWS;
         for (int tile = 0; tile < tiles; tile++) {

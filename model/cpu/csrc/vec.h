@@ -241,4 +241,26 @@ INLINE void v_dot(const int rows, const int vectors, vf (*sums)[4], const act *x
     }
 }
 
+#if !PK_DOT
+/* The same sums over `depth` values, with the words already widened: w [depth][vectors * LANES] floats. */
+INLINE void v_dot_floats(const int rows, const int vectors, vf (*sums)[4], const float *x, size_t row_stride,
+                         const float *w, int depth) {
+    for (int k = 0; k < depth; k++) {
+        vf column[4];
+        UNROLL for (int j = 0; j < vectors; j++) column[j] = vf_load(w + (k * vectors + j) * LANES);
+        UNROLL for (int r = 0; r < rows; r++) {
+            vf value = vf_set1(x[r * row_stride + k]);
+            UNROLL for (int j = 0; j < vectors; j++) sums[r][j] = vf_fma(value, column[j], sums[r][j]);
+        }
+    }
+}
+
+/* `steps` words of `vectors` vectors, the next step's `stride` words on, to floats [steps * DEPTH][vectors * LANES] */
+INLINE void v_widen(const int vectors, const word *w, size_t stride, int steps, float *out) {
+    for (int step = 0; step < steps; step++, w += stride)
+        UNROLL for (int part = 0; part < PARTS; part++)
+            UNROLL for (int j = 0; j < vectors; j++, out += LANES) vf_store(out, vw_part(w + j * LANES, part));
+}
+#endif
+
 #endif
