@@ -56,6 +56,10 @@ class Network:
         self._head = Linear(self._embedding) if config.tie_embeddings else read.linear("lm_head", bias=False)
         self._rotary = RotaryTable(config.rope, config.head_dim, device)
 
+    def reserve(self, positions: int) -> None:
+        """Make the rotary table for this many positions now, so that it need not grow (and move) up to there."""
+        self._rotary.tables(positions)
+
     @torch.inference_mode()
     def forward(self, inputs: StepInputs, planes: Sequence[Planes], attention: Attention) -> torch.Tensor:
         """One pass: writes the K/V of all T tokens into `planes` (one entry per layer), returns float32 logits.

@@ -19,9 +19,15 @@ Planes = tuple[torch.Tensor, ...]
 
 
 class Attention(Protocol):
-    """A backend. `numerics` names its arithmetic: two backends or versions with other bits have other names."""
+    """A backend. `numerics` names its arithmetic: two backends or versions with other bits have other names.
+
+    `capturable`: a CUDA graph can hold a step of single tokens. Then a slot of -1 is not written, and `prepare` and
+    `attend` read from the tensors of their inputs alone; `q_len` is all ones, and of `kv_len` only the greatest and the
+    sum are read, which may be more than what the tensors hold.
+    """
 
     numerics: str
+    capturable: bool
 
     def prepare(self, inputs: StepInputs) -> None:
         """Called once a step, before the first layer: plan whatever all layers share."""

@@ -91,6 +91,7 @@ class TorchReference:
     """The reference backend. Errors: ValueError for a block size that is not a power of two up to SEGMENT."""
 
     numerics = f"reference-segment{SEGMENT}-float32"
+    capturable = False  # it plans on the host
 
     def __init__(self, block_size: int) -> None:
         if block_size < 1 or SEGMENT % block_size:

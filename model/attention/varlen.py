@@ -14,17 +14,21 @@ import importlib.util
 from collections.abc import Sequence
 from itertools import accumulate
 
+import numpy as np
 import torch
 from torch.nn.attention import activate_flash_attention_impl, current_flash_attention_impl
 from torch.nn.attention.varlen import varlen_attn
 
 from model.attention.base import Planes
 from model.attention.slots import SlotWriter
+from model.attention.upload import upload
 from model.inputs import StepInputs
 
 KERNEL = "FA3"
 MODULE = "flash_attn_interface"  # the package that brings FA3's kernels, by torch's default
 MAX_HEAD_DIM = 256
+
+HAS_TRITON = importlib.util.find_spec("triton") is not None
 
 
 def supports(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
@@ -51,6 +55,7 @@ class VarlenAttention:
     """The FA3 backend. Activates FA3 for the process when made; RuntimeError where its package is missing."""
 
     numerics = f"varlen-{KERNEL}-splits1"
+    capturable = HAS_TRITON  # else a slot of -1 would be written
 
     def __init__(self, block_size: int) -> None:
         if current_flash_attention_impl() != KERNEL:
@@ -59,15 +64,23 @@ class VarlenAttention:
         self._writer: SlotWriter | None = None
 
     def prepare(self, inputs: StepInputs) -> None:
-        device = inputs.slots.device
-        self._writer = SlotWriter(inputs.slots, self._block_size)
-        self._tables = inputs.block_tables
-        self._bounds = torch.tensor(row_bounds(inputs.q_len), dtype=torch.int32, device=device)
-        self._kv_len = torch.tensor(inputs.kv_len, dtype=torch.int32, device=device)
+        self._slots, self._tables = inputs.slots, inputs.block_tables
+        self._writer = None
         self._max_q, self._max_k = max(inputs.q_len), max(inputs.kv_len)
+        if self._max_q == 1:  # worked out on the device: this may be captured in a graph
+            self._bounds = torch.arange(len(inputs.q_len) + 1, dtype=torch.int32, device=inputs.slots.device)
+            self._kv_len = (inputs.positions + 1).to(torch.int32)
+        else:
+            numbers = np.array((*row_bounds(inputs.q_len), *inputs.kv_len), dtype=np.int32)
+            self._bounds, self._kv_len = upload(numbers, inputs.slots.device).tensor_split([len(inputs.q_len) + 1])
 
     def write(self, planes: Planes, values: Sequence[torch.Tensor]) -> None:
-        assert self._writer is not None, "prepare() comes first"
+        if HAS_TRITON and self._slots.device.type == "cuda":
+            from model.attention.triton_paged import write_slots  # K and V in one launch
+
+            write_slots(planes, values, self._slots)
+            return
+        self._writer = self._writer or SlotWriter(self._slots, self._block_size)
         self._writer.write(planes, values)
 
     def attend(self, planes: Planes, query: torch.Tensor) -> torch.Tensor:
