@@ -9,13 +9,15 @@ interpreter's lock or for a core.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -180,35 +182,44 @@ def kind_of(batch: Batch) -> str:
     return "top_p" if params.top_p < 1.0 else "temperature"
 
 
-def watch(stand_in: float | None = None) -> Stopwatch:
-    """Wrap everything, for good. With `stand_in`, seconds, the network is a sleep of that length and gives random
-    logits, always the same: what lies around a network that fast can be measured on a machine that is not."""
+@contextlib.contextmanager
+def watch(stand_in: float | None = None) -> Iterator[Stopwatch]:
+    """Everything is wrapped until this is left. With `stand_in`, seconds, the network is a sleep of that length and
+    gives random logits, always the same: what lies around a network that fast can be measured on a machine that is
+    not."""
     stopwatch = Stopwatch()
-    for owner, name, part in PLACES:
-        setattr(owner, name, stopwatch.timed(part)(getattr(owner, name)))
-    CRunner.run = stopwatch.c_network(CRunner.run)  # type: ignore[method-assign]
-    Scheduler.schedule = stopwatch.scheduled(Scheduler.schedule)  # type: ignore[method-assign]
-    Engine.step = stopwatch.step(Engine.step)  # type: ignore[method-assign]
-    if stand_in is not None:
-        load = Engine.__init__
+    with contextlib.ExitStack() as stack:
 
-        def load_and_replace(engine: Engine, *args: Any, **kwargs: Any) -> None:
-            load(engine, *args, **kwargs)
-            replace_network(engine, stopwatch, stand_in)
+        def replace(owner: Any, name: str, wrapper: Callable[[Any], Any]) -> None:
+            original = getattr(owner, name)
+            stack.callback(setattr, owner, name, original)
+            setattr(owner, name, wrapper(original))
 
-        Engine.__init__ = load_and_replace  # type: ignore[method-assign]
-    return stopwatch
+        for owner, name, part in PLACES:
+            replace(owner, name, stopwatch.timed(part))
+        replace(CRunner, "run", stopwatch.c_network)
+        replace(Scheduler, "schedule", stopwatch.scheduled)
+        replace(Engine, "step", stopwatch.step)
+        if stand_in is not None:
+            replace(Engine, "__init__", lambda load: loading_without_network(load, stopwatch, stand_in))
+        yield stopwatch
 
 
-def replace_network(engine: Engine, stopwatch: Stopwatch, seconds: float) -> None:
-    noise = np.random.default_rng(0).normal(0, 3, (engine.info.max_num_seqs, engine.info.vocab_size))
-    logits = torch.from_numpy(noise.astype(np.float32))
+def loading_without_network(load: Callable[..., None], stopwatch: Stopwatch, seconds: float) -> Callable[..., None]:
+    @functools.wraps(load)
+    def wrapper(engine: Engine, *args: Any, **kwargs: Any) -> None:
+        load(engine, *args, **kwargs)
+        noise = np.random.default_rng(0).normal(0, 3, (engine.info.max_num_seqs, engine.info.vocab_size))
+        logits = torch.from_numpy(noise.astype(np.float32))
 
-    def run(inputs: StepInputs) -> torch.Tensor:
-        time.sleep(seconds)
-        return logits[: inputs.logit_rows.shape[0]]
+        def run(inputs: StepInputs) -> torch.Tensor:
+            time.sleep(seconds)
+            return logits[: inputs.logit_rows.shape[0]]
 
-    engine.runner.run = stopwatch.timed("elementwise")(run)  # type: ignore[method-assign]
+        stand_in: Any = SimpleNamespace(run=stopwatch.timed("elementwise")(run), numerics=engine.runner.numerics)
+        engine.runner = stand_in
+
+    return wrapper
 
 
 def main() -> None:
@@ -217,14 +228,14 @@ def main() -> None:
     stand_in = None
     if arguments[0] == "--stand-in":
         stand_in, arguments = float(arguments[1]) / 1e3, arguments[2:]
-    stopwatch = watch(stand_in)
     sys.argv = ["pagekv", *arguments]
-    try:
-        from server.cli import main as pagekv
+    with watch(stand_in) as stopwatch:
+        try:
+            from server.cli import main as pagekv
 
-        pagekv()
-    finally:
-        Path(records).write_text(json.dumps(stopwatch.records), encoding="utf-8")
+            pagekv()
+        finally:
+            Path(records).write_text(json.dumps(stopwatch.records), encoding="utf-8")
 
 
 if __name__ == "__main__":
