@@ -94,7 +94,10 @@ class BlockTables:
                 request.open.append(found.index)
             if found.copy_from is not None:
                 copies.append(Copy(found.copy_from, block, found.copy_slots))
-            self._note_use(request, block if found.status is BlockStatus.REUSED else found.copy_from, now)
+            if found.status is BlockStatus.REUSED:
+                self._note_use(request, block, now)
+            elif found.copy_from is not None:
+                self._note_copy(request, found.copy_from, now)
         self._note_sources(request, match)
         if request.wants_report and request.usage is None:
             self.explain(match, bytes(request.encoded), request.others)
@@ -123,6 +126,11 @@ class BlockTables:
         if block is not None and block.published:
             assert block.node is not None
             self._retention.used(block.node, request.cache.ttl, pin_for=self._pin_for(request, block.node), now=now)
+
+    def _note_copy(self, request: Request, source: Block, now: float) -> None:
+        """A use, but nothing to pin: what the request wants kept are its own blocks."""
+        if source.published and source.node is not None:
+            self._retention.used(source.node, request.cache.ttl, now=now)
 
     def _pin_for(self, request: Request, node: PrefixNode) -> float:
         return request.cache.pinned_for(node.index * self._block_size)

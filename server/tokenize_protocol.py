@@ -6,7 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from server.protocol import MAX_MESSAGES, Message, StrictModel
+from server.protocol import MAX_MESSAGES, Message
+from server.strict import StrictModel
 
 MAX_TOKENS = 2**20
 

@@ -7,7 +7,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
-from server.protocol import MAX_MESSAGES, MAX_STOP_CHARS, MAX_STOPS, Salt, StrictModel, conflict
+from server.protocol import MAX_MESSAGES, MAX_STOP_CHARS, MAX_STOPS, Salt
+from server.strict import StrictModel, conflict
+from server.tools.body import MAX_TOOLS, NAME
 
 MAX_BREAKPOINTS = 4
 SECONDS = {"5m": 300.0, "1h": 3600.0}
@@ -100,9 +102,10 @@ class Tool(StrictModel):
     """A tool of the client's. Tools that a server would run are refused by their `type`."""
 
     type: Literal["custom"] = "custom"
-    name: str = Field(min_length=1, max_length=128, pattern=r"^[a-zA-Z0-9_-]+$")
+    name: str = Field(pattern=NAME)
     description: str | None = None
     input_schema: Json
+    strict: bool = False
     cache_control: Breakpoint | None = None
 
 
@@ -141,7 +144,7 @@ class CountBody(StrictModel):
     model: str
     messages: list[Turn] = Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
     system: list[TextBlock] = Field(default_factory=list)
-    tools: list[Tool] = Field(default_factory=list, max_length=128)
+    tools: list[Tool] = Field(default_factory=list, max_length=MAX_TOOLS)
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig = OutputConfig()

@@ -86,7 +86,7 @@ def chat_fields(body: CountBody, messages: list[Json]) -> Json:
 
 
 def chat_tool(tool: Tool) -> Json:
-    function: Json = {"name": tool.name, "parameters": tool.input_schema}
+    function: Json = {"name": tool.name, "parameters": tool.input_schema, "strict": tool.strict}
     if tool.description is not None:
         function["description"] = tool.description
     return {"type": "function", "function": function}

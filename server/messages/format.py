@@ -6,11 +6,14 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
+import orjson
+
 from scheduler.messages import PrefixPin, PromptUsage
 from server.choice import Choice, Delta
 from server.errors import ApiError
 from server.messages.body import SECONDS
 from server.messages.errors import of_api_error
+from server.tools.calls import Call
 from server.wire import NamedWire
 
 Json = dict[str, Any]
@@ -28,8 +31,10 @@ class MessagesFormat(NamedWire):
 
     def whole(self, choices: Sequence[Choice]) -> Json:
         (choice,) = choices
-        content = [{"type": "text", "text": choice.text}] if choice.text else []
-        return self._message(choice, content, choice.num_tokens) | ending(choice.finish_reason, choice.stop_reason)
+        content: list[Json] = [{"type": "text", "text": choice.text}] if choice.text else []
+        for call in choice.calls:
+            content.append({"type": "tool_use", "id": call.id, "name": call.name, "input": input_of(call)})
+        return self._message(choice, content, choice.num_tokens) | ending(choice)
 
     def opening(self, choices: Sequence[Choice]) -> list[Json]:
         (choice,) = choices
@@ -40,11 +45,16 @@ class MessagesFormat(NamedWire):
         if delta.text:
             events += self._open({"type": "text", "text": ""})
             events.append(self._delta({"type": "text_delta", "text": delta.text}))
+        for piece in delta.calls:
+            if piece.id is not None:
+                events += self._open({"type": "tool_use", "id": piece.id, "name": piece.name, "input": {}})
+            if piece.arguments:
+                events.append(self._delta({"type": "input_json_delta", "partial_json": piece.arguments}))
         return events
 
     def closing(self, choices: Sequence[Choice]) -> list[Json]:
         (choice,) = choices
-        end = ending(choice.finish_reason, choice.stop_reason)
+        end = ending(choice)
         usage = {**prompt_usage(choice.usage, self._pins), "output_tokens": choice.num_tokens}
         return [*self._close(), {"type": "message_delta", "delta": end, "usage": usage}, {"type": "message_stop"}]
 
@@ -86,12 +96,22 @@ class MessagesFormat(NamedWire):
         return {"type": "content_block_delta", "index": self._index, "delta": delta}
 
 
-def ending(finish_reason: str | None, stop_reason: str | int | None) -> Json:
+def input_of(call: Call) -> Json:
+    """A whole call's arguments, which are an object's text unless a model writes what it should not."""
+    try:
+        found = orjson.loads(call.arguments)
+    except orjson.JSONDecodeError:
+        found = None
+    return found if isinstance(found, dict) else {}
+
+
+def ending(choice: Choice) -> Json:
     """Why it ended. A stop token that is no string is a turn's end like any other."""
-    if finish_reason == "stop" and isinstance(stop_reason, str):
-        return {"stop_reason": "stop_sequence", "stop_sequence": stop_reason}
-    reason = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}.get(finish_reason or "")
-    return {"stop_reason": reason, "stop_sequence": None}
+    if choice.calls and choice.finish_reason != "length":
+        return {"stop_reason": "tool_use", "stop_sequence": None}
+    if choice.finish_reason == "stop" and isinstance(choice.stop_reason, str):
+        return {"stop_reason": "stop_sequence", "stop_sequence": choice.stop_reason}
+    return {"stop_reason": "max_tokens" if choice.finish_reason == "length" else "end_turn", "stop_sequence": None}
 
 
 def prompt_usage(usage: PromptUsage | None, pins: Sequence[PrefixPin]) -> Json:

@@ -6,7 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, field_validator
 
-from server.protocol import MAX_LOGPROBS, MAX_MESSAGES, MAX_METADATA, Salt, StrictModel
+from server.protocol import MAX_LOGPROBS, MAX_MESSAGES, MAX_METADATA, Salt
+from server.strict import StrictModel
+from server.tools.body import MAX_TOOLS, NAME
 
 Json = dict[str, Any]
 
@@ -80,7 +82,7 @@ class FunctionTool(StrictModel):
     """A function of the client's. Tools that a server would run are refused by their `type`."""
 
     type: Literal["function"]
-    name: str = Field(min_length=1, max_length=64, pattern=r"^[a-zA-Z0-9_-]+$")
+    name: str = Field(pattern=NAME)
     description: str | None = None
     parameters: Json = Field(default_factory=dict)
     strict: bool = False
@@ -137,7 +139,7 @@ class ResponsesBody(StrictModel):
     stream: bool = False
     stream_options: StreamOptions | None = None
     text: TextConfig = TextConfig()
-    tools: list[FunctionTool] = Field(default_factory=list, max_length=128)
+    tools: list[FunctionTool] = Field(default_factory=list, max_length=MAX_TOOLS)
     tool_choice: Literal["none", "auto", "required"] | NamedFunction | None = None
     parallel_tool_calls: bool = True
     truncation: Literal["disabled"] = "disabled"

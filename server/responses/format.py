@@ -8,7 +8,6 @@ response.completed, or response.incomplete where max_output_tokens ended it
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,14 +16,12 @@ from server.choice import Choice, Delta, TokenEntry
 from server.errors import ApiError
 from server.logprobs import chat_logprobs
 from server.responses.body import ResponsesBody
+from server.responses.items import CallItem, TextItem, new_id
 from server.tokenizer import Tokenizer
+from server.tools.calls import Call, CallPiece
 from server.wire import NamedWire
 
 Json = dict[str, Any]
-
-
-def new_id(kind: str) -> str:
-    return f"{kind}_{uuid.uuid4().hex}"
 
 
 class ResponsesFormat(NamedWire):
@@ -35,14 +32,19 @@ class ResponsesFormat(NamedWire):
         self._header: Json = {"id": self.id, "object": "response", "created_at": int(time.time()), "model": model}
         self._asked = echoed(body)
         self._output: list[Json] = []  # items that are complete
-        self._text: TextItem | None = None  # the item that is being written
+        self._item: TextItem | CallItem | None = None  # the one that is being written
         self._sequence = 0
 
     def whole(self, choices: Sequence[Choice]) -> Json:
         (choice,) = choices
-        item = TextItem(status_of(choice.finish_reason))
-        item.add(choice.text, self._described(choice.entries))
-        return self._response(choice, [item.json()], item.status)
+        status = status_of(choice.finish_reason)
+        output = []
+        if choice.text or not choice.calls:
+            text = TextItem()
+            text.add(choice.text, self._described(choice.entries))
+            output.append(text.json(status))
+        output += [CallItem(call).json(status) for call in choice.calls]
+        return self._response(choice, output, status)
 
     def opening(self, choices: Sequence[Choice]) -> list[Json]:
         (choice,) = choices
@@ -52,54 +54,75 @@ class ResponsesFormat(NamedWire):
         ]
 
     def chunks(self, index: int, delta: Delta) -> list[Json]:
-        if not (delta.text or delta.entries):
-            return []
-        events = []
-        if self._text is None:
-            events += self._begin_text()
-        assert self._text is not None
-        logprobs = self._described(delta.entries)
-        self._text.add(delta.text, logprobs)
-        events.append(self._in_text("response.output_text.delta", delta=delta.text, logprobs=logprobs))
+        """Logprobs of a call's tokens are told nowhere: they are of no text."""
+        events: list[Json] = []
+        if delta.text or (delta.entries and isinstance(self._item, TextItem) and not delta.calls):
+            events += self._say(delta.text, self._described(delta.entries))
+        for piece in delta.calls:
+            events += self._call(piece)
         return events
 
     def closing(self, choices: Sequence[Choice]) -> list[Json]:
         (choice,) = choices
         status = status_of(choice.finish_reason)
-        events = self._begin_text() if self._text is None else []
-        events += self._end_text(status)
+        events = [] if self._item is not None or self._output else self._begin(TextItem())
+        events += self._end(status)
         response = self._response(choice, self._output, status)
         return [*events, self._event(f"response.{status}", response=response)]
 
     def failure(self, error: ApiError) -> list[Json]:
         return [self._event("error", code=error.code, message=error.message, param=error.param)]
 
-    def _begin_text(self) -> list[Json]:
-        self._text = TextItem("in_progress")
-        item = self._text.json() | {"content": []}
-        return [
-            self._event("response.output_item.added", output_index=len(self._output), item=item),
-            self._in_text("response.content_part.added", part=self._text.part()),
-        ]
+    def _say(self, text: str, logprobs: list[Json]) -> list[Json]:
+        events = [] if isinstance(self._item, TextItem) else self._begin(TextItem())
+        assert isinstance(self._item, TextItem)
+        self._item.add(text, logprobs)
+        return [*events, self._in_part("response.output_text.delta", delta=text, logprobs=logprobs)]
 
-    def _end_text(self, status: str) -> list[Json]:
-        assert self._text is not None
-        self._text.status = status
-        text = self._text
-        events = [
-            self._in_text("response.output_text.done", text=text.text, logprobs=text.logprobs),
-            self._in_text("response.content_part.done", part=text.part()),
-            self._event("response.output_item.done", output_index=len(self._output), item=text.json()),
-        ]
-        self._output.append(text.json())
-        self._text = None
+    def _call(self, piece: CallPiece) -> list[Json]:
+        events = []
+        if piece.id is not None:
+            events += self._begin(CallItem(Call(piece.id, piece.name or "", "")))
+        assert isinstance(self._item, CallItem)
+        if piece.arguments:
+            self._item.call.arguments += piece.arguments
+            events.append(self._in_item("response.function_call_arguments.delta", delta=piece.arguments))
         return events
 
-    def _in_text(self, kind: str, **content: Any) -> Json:
-        """An event of the only part of the item of text that is being written."""
-        assert self._text is not None
-        place = {"item_id": self._text.id, "output_index": len(self._output), "content_index": 0}
-        return self._event(kind, **place, **content)
+    def _begin(self, item: TextItem | CallItem) -> list[Json]:
+        events = self._end("completed")
+        self._item = item
+        place = len(self._output)
+        events.append(self._event("response.output_item.added", output_index=place, item=item.json("in_progress")))
+        if isinstance(item, TextItem):
+            events.append(self._in_part("response.content_part.added", part=item.part()))
+        return events
+
+    def _end(self, status: str) -> list[Json]:
+        item = self._item
+        if item is None:
+            return []
+        if isinstance(item, TextItem):
+            events = [
+                self._in_part("response.output_text.done", text=item.text, logprobs=item.logprobs),
+                self._in_part("response.content_part.done", part=item.part()),
+            ]
+        else:
+            said = {"name": item.call.name, "arguments": item.call.arguments}
+            events = [self._in_item("response.function_call_arguments.done", **said)]
+        done = item.json(status)
+        events.append(self._event("response.output_item.done", output_index=len(self._output), item=done))
+        self._output.append(done)
+        self._item = None
+        return events
+
+    def _in_part(self, kind: str, **content: Any) -> Json:
+        """An event of the only part of the message that is being written."""
+        return self._in_item(kind, content_index=0, **content)
+
+    def _in_item(self, kind: str, **content: Any) -> Json:
+        assert self._item is not None
+        return self._event(kind, item_id=self._item.id, output_index=len(self._output), **content)
 
     def _event(self, kind: str, **content: Any) -> Json:
         self._sequence += 1
@@ -120,26 +143,6 @@ class ResponsesFormat(NamedWire):
             "usage": usage(choice.usage, choice.num_tokens) if ended else None,
             **self._asked,
         }
-
-
-class TextItem:
-    """A message with one part of text, while it grows."""
-
-    def __init__(self, status: str) -> None:
-        self.id = new_id("msg")
-        self.status = status
-        self.text = ""
-        self.logprobs: list[Json] = []
-
-    def add(self, text: str, logprobs: list[Json]) -> None:
-        self.text += text
-        self.logprobs += logprobs
-
-    def part(self) -> Json:
-        return {"type": "output_text", "text": self.text, "annotations": [], "logprobs": list(self.logprobs)}
-
-    def json(self) -> Json:
-        return {"id": self.id, "type": "message", "role": "assistant", "status": self.status, "content": [self.part()]}
 
 
 def status_of(finish_reason: str | None) -> str:

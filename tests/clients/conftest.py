@@ -12,6 +12,6 @@ from tests.server.real import RealServer, save_chat_model, serve_real
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
     path = tmp_path_factory.mktemp("model")
-    save_chat_model(path)
+    save_chat_model(path, max_model_len=2048)
     with serve_real(path) as running:
         yield running

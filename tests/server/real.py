@@ -25,7 +25,7 @@ from tests.server.tiny_tokenizers import byte_level
 TEMPLATE = "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}<assistant>"
 
 
-def save_chat_model(path: Path, seed: int = 0) -> PreTrainedModel:
+def save_chat_model(path: Path, seed: int = 0, max_model_len: int = 512) -> PreTrainedModel:
     """A tiny Llama 3 over a byte-level tokenizer, in a directory of its own."""
     tokenizer = byte_level()
     torch.manual_seed(seed)
@@ -33,6 +33,7 @@ def save_chat_model(path: Path, seed: int = 0) -> PreTrainedModel:
     model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
     model.config.bos_token_id, model.config.eos_token_id = tokenizer.bos_token_id, tokenizer.eos_token_id
     model.generation_config.eos_token_id = tokenizer.eos_token_id
+    model.config.max_position_embeddings = max_model_len
     model.save_pretrained(path)
     tokenizer.save_pretrained(path)
     (path / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8")

@@ -9,10 +9,13 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.server.fake_engine import EOS
-from tests.server.harness import Running, serve
+from server.messages.body import MessagesBody
+from server.messages.conversation import Conversation, chat_fields
+from tests.server.fake_engine import EOS, say
+from tests.server.harness import Running, serve, small
 from tests.server.real import RealServer, save_chat_model, serve_real
 
+SWITCHED = {"type": "object", "properties": {"to": {"enum": ["on", "off"]}}}
 HI = {"model": "toy", "max_tokens": 20, "messages": [{"role": "user", "content": "hi"}]}
 
 
@@ -176,6 +179,96 @@ def test_an_error_after_the_start_is_an_event() -> None:
         assert last["type"] == "error" and "the step failed" in last["error"]["message"]
 
 
+# -- tools ------------------------------------------------------------------------------------------------------------
+
+WEATHER = {
+    "name": "weather",
+    "description": "The weather of a town.",
+    "input_schema": {"type": "object", "properties": {"town": {"type": "string"}}, "required": ["town"]},
+}
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"town": "Oslo"}}\n</tool_call>'
+
+
+@pytest.fixture(scope="module")
+def caller() -> Iterator[Running]:
+    with serve(script=say(f"Let me see. {CALL}"), info=small(4096)) as running:
+        yield running
+
+
+def test_a_call(caller: Running) -> None:
+    got = ask(caller, tools=[WEATHER], max_tokens=200)
+    said, call = got["content"]
+    assert said["type"] == "text" and said["text"].strip() == "Let me see."
+    assert call.pop("id") and call == {"type": "tool_use", "name": "weather", "input": {"town": "Oslo"}}
+    assert got["stop_reason"] == "tool_use"
+
+
+def test_a_call_as_events(caller: Running) -> None:
+    events = events_of(caller.url, HI | {"tools": [WEATHER], "max_tokens": 200})
+    starts = [each for each in events if each["type"] == "content_block_start"]
+    assert [each["content_block"]["type"] for each in starts] == ["text", "tool_use"]
+    assert starts[1]["content_block"]["name"] == "weather" and starts[1]["content_block"]["input"] == {}
+    deltas = [each for each in events if each["type"] == "content_block_delta" and each["index"] == 1]
+    assert json.loads("".join(each["delta"]["partial_json"] for each in deltas)) == {"town": "Oslo"}
+    stops = [each["index"] for each in events if each["type"] == "content_block_stop"]
+    assert stops == [0, 1] and events[-2]["delta"]["stop_reason"] == "tool_use"
+
+
+def test_what_a_tool_gave_comes_before_what_the_user_says() -> None:
+    body = MessagesBody.model_validate(
+        {
+            "model": "toy",
+            "max_tokens": 1,
+            "tools": [WEATHER | {"cache_control": MARK}],
+            "tool_choice": {"type": "any", "disable_parallel_tool_use": True},
+            "messages": [
+                {"role": "user", "content": "hi"},
+                {
+                    "role": "assistant",
+                    "content": [text("wait"), {"type": "tool_use", "id": "t1", "name": "weather", "input": {"a": 1}}],
+                },
+                {
+                    "role": "user",
+                    "content": [
+                        {"type": "tool_result", "tool_use_id": "t1", "content": "sunny", "cache_control": MARK},
+                        text("so?"),
+                    ],
+                },
+            ],
+        }
+    )
+    conversation = Conversation(body)
+    user, assistant, result, more = conversation.messages
+    assert user == {"role": "user", "content": [text("hi")]} and more == {"role": "user", "content": [text("so?")]}
+    assert assistant["content"] == [text("wait")]
+    call = {"id": "t1", "type": "function", "function": {"name": "weather", "arguments": '{"a":1}'}}
+    assert assistant["tool_calls"] == [call]
+    assert result == {"role": "tool", "tool_call_id": "t1", "content": "sunny"}
+    assert [len(cut.messages) for cut in conversation.cuts] == [0, 3]
+    fields = chat_fields(body, conversation.messages)
+    assert fields["tool_choice"] == "required" and fields["parallel_tool_calls"] is False
+    assert fields["tools"][0]["function"]["parameters"] == WEATHER["input_schema"]
+
+
+def test_a_tool_that_must_be_called_is_called(real: RealServer) -> None:
+    """Whatever a network of random weights would say."""
+    body = {"model": "tiny", "max_tokens": 200, "messages": HI["messages"], "tools": [SWITCH]}
+    got = real.post("/v1/messages", tool_choice={"type": "tool", "name": "switch"}, **body)
+    (call,) = got["content"]
+    assert call["name"] == "switch" and call["input"] in ({"to": "on"}, {"to": "off"})
+    assert got["stop_reason"] == "tool_use"
+
+
+SWITCH = {"name": "switch", "input_schema": {**SWITCHED, "required": ["to"], "additionalProperties": False}}
+
+
+def test_an_answer_of_a_schema(real: RealServer) -> None:
+    shape = {**SWITCHED, "required": ["to"], "additionalProperties": False}
+    body = {"model": "tiny", "max_tokens": 200, "messages": HI["messages"]}
+    got = real.post("/v1/messages", output_config={"format": {"type": "json_schema", "schema": shape}}, **body)
+    assert json.loads(got["content"][0]["text"]) in ({"to": "on"}, {"to": "off"})
+
+
 # -- breakpoints, over a real engine -----------------------------------------------------------------------------------
 
 MARK = {"type": "ephemeral"}
@@ -185,7 +278,7 @@ HOUR = {"type": "ephemeral", "ttl": "1h"}
 @pytest.fixture(scope="module")
 def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
     path = tmp_path_factory.mktemp("model")
-    save_chat_model(path)
+    save_chat_model(path, max_model_len=2048)
     with serve_real(path) as running:
         yield running
 
@@ -218,7 +311,7 @@ def test_what_a_breakpoint_covers_is_created_then_read(real: RealServer) -> None
     total = count(real, **first)
     before = pinned(real)
     read, created, other = usage_of(real, **first)
-    assert read < 5 and read + created + other == total
+    assert read < 20 and read + created + other == total
     tokens = real.post(
         "/tokenize", messages=[{"role": "system", "content": "\n".join(part["text"] for part in system)}]
     )
@@ -250,7 +343,7 @@ def test_a_breakpoint_for_all_of_the_request(real: RealServer) -> None:
     body = {"messages": [{"role": "user", "content": "Remember all of this, please, until tomorrow."}]}
     read, created, other = usage_of(real, cache_control=MARK, **body)
     assert read + created + other == count(real, **body)
-    assert read < 5 and other <= 11  # what all prompts begin with, and the assistant's header
+    assert read < 20 and other <= 11  # what all prompts begin with, and the assistant's header
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,10 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.server.fake_engine import EOS
-from tests.server.harness import Running, serve
+from server.responses.body import ResponsesBody
+from server.responses.conversation import chat_fields
+from tests.server.fake_engine import EOS, say
+from tests.server.harness import Running, serve, small
 
 
 @pytest.fixture(scope="module")
@@ -118,6 +120,62 @@ def test_logprobs(server: Running) -> None:
     events = events_of(server.url, include=["message.output_text.logprobs"])
     streamed = [each for event in events if event["type"].endswith("text.delta") for each in event["logprobs"]]
     assert [each["token"] for each in streamed] == ["h", "e", "l", "l", "o", "<eos>"]
+
+
+WEATHER = {
+    "type": "function",
+    "name": "weather",
+    "parameters": {"type": "object", "properties": {"town": {"type": "string"}}},
+}
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"town": "Oslo"}}\n</tool_call>'
+
+
+def test_a_call() -> None:
+    with serve(script=say(f"Let me see. {CALL}"), info=small(4096)) as server:
+        said, call = ask(server, tools=[WEATHER])["output"]
+        assert said["type"] == "message" and said["content"][0]["text"].strip() == "Let me see."
+        assert call["type"] == "function_call" and call["name"] == "weather" and call["status"] == "completed"
+        assert json.loads(call["arguments"]) == {"town": "Oslo"} and call["call_id"].startswith("call_")
+
+
+def test_a_call_as_events() -> None:
+    with serve(script=say(CALL), info=small(4096)) as server:
+        events = events_of(server.url, tools=[WEATHER])
+    kinds = [each["type"].removeprefix("response.") for each in events]
+    assert kinds[2] == "output_item.added" and events[2]["item"]["arguments"] == ""
+    deltas = [each for each in events if each["type"] == "response.function_call_arguments.delta"]
+    assert kinds[3:-3] == ["function_call_arguments.delta"] * len(deltas)
+    done, item, whole = events[-3:]
+    assert done["type"] == "response.function_call_arguments.done"
+    assert "".join(each["delta"] for each in deltas) == done["arguments"] == item["item"]["arguments"]
+    assert whole["response"]["output"] == [item["item"]] and done["item_id"] == item["item"]["id"]
+
+
+def test_calls_and_what_they_gave_go_into_the_conversation() -> None:
+    body = ResponsesBody.model_validate(
+        {
+            "input": [
+                {"role": "user", "content": "hi"},
+                {"type": "function_call", "id": "fc_1", "call_id": "c1", "name": "weather", "arguments": "{}"},
+                {"type": "function_call", "call_id": "c2", "name": "weather", "arguments": "{}"},
+                {"type": "function_call_output", "call_id": "c1", "output": "sunny"},
+                {"type": "function_call_output", "call_id": "c2", "output": [{"type": "input_text", "text": "cold"}]},
+            ],
+            "tools": [WEATHER],
+            "tool_choice": {"type": "function", "name": "weather"},
+            "text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": "object"}}},
+        }
+    )
+    fields = chat_fields(body)
+    _, calls, first, second = fields["messages"]
+    assert [call["id"] for call in calls["tool_calls"]] == ["c1", "c2"] and "content" not in calls
+    assert (first, second) == (
+        {"role": "tool", "tool_call_id": "c1", "content": "sunny"},
+        {"role": "tool", "tool_call_id": "c2", "content": "cold"},
+    )
+    assert fields["tool_choice"] == {"type": "function", "function": {"name": "weather"}}
+    assert fields["tools"][0]["function"]["name"] == "weather"
+    assert fields["response_format"]["json_schema"]["schema"] == {"type": "object"}
 
 
 @pytest.mark.parametrize(
