@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import TemplateError, TemplateSyntaxError
-from tokenizers import pre_tokenizers
+from tokenizers import normalizers, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 from transformers.integrations.gguf.gguf_tokenizer_mapping import (
@@ -40,6 +40,10 @@ _BYTE_OF: dict[str, int] = {char: byte for byte, char in _alphabet().items()}
 # What llama.cpp calls the splits that transformers' GGUF reader leaves at GPT-2's (`tokenizer.ggml.pre`).
 _SPLIT_LIKE_GPT2 = {"gpt-2", "jais", "mpt", "olmo", "phi-2"}
 _SPLIT_SINGLE_DIGITS = {"codeshell", "exaone", "minerva-7b", "refact", "smollm", "starcoder"}
+# Vocabularies of Qwen's compose characters first; those of Llama 3 and Tekken take a word that they have whole, and
+# begin a text with BOS if nothing is said of it (llama.cpp does as well).
+_COMPOSING = {"qwen2", "qwen35"}
+_WHOLE_WORDS = {"llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "tekken"}
 
 
 NOT_UNICODE = "The text is not valid Unicode (it holds half a surrogate pair)."
@@ -274,9 +278,15 @@ def _from_gguf(path: Path) -> Any:
     """
     architecture, description, settings = get_gguf_tokenizer(str(path))
     backend, extra = convert_gguf_tokenizer(architecture, description)
+    split = description.get("pre_tokenizer_type", "")
+    if split in _COMPOSING:
+        backend.normalizer = normalizers.NFC()
+    elif split in _WHOLE_WORDS:
+        model: Any = backend.model
+        model.ignore_merges = True
+        settings.setdefault("add_bos_token", True)
     make: Any = PreTrainedTokenizerFast
     tokenizer = make(tokenizer_object=backend, **settings, **extra)
-    split = description.get("pre_tokenizer_type", "")
     if description.get("tokenizer_type") != "gpt2" or split in GGUF_PRE_TOKENIZER_SPLITS:
         return tokenizer
     if split in _SPLIT_SINGLE_DIGITS:
