@@ -27,8 +27,9 @@ from server.tokenizer import Tokenizer
 from tests.server.harness import listening
 from tests.server.tiny_tokenizers import byte_level, sentencepiece
 
-VOCAB = 256
+VOCAB = 512
 EOS = VOCAB - 1
+OTHER_EOS = 5  # which only the generation's configuration knows
 PIECES = [
     "a",
     "b",
@@ -58,7 +59,7 @@ def save_counting_model(path: Path) -> None:
         num_hidden_layers=1,
         num_attention_heads=2,
         num_key_value_heads=1,
-        max_position_embeddings=512,
+        max_position_embeddings=1024,
         tie_word_embeddings=False,
         bos_token_id=None,
         eos_token_id=EOS,
@@ -73,6 +74,7 @@ def save_counting_model(path: Path) -> None:
             layer.mlp.down_proj.weight.zero_()
         model.model.embed_tokens.weight.copy_(directions)
         model.lm_head.weight.copy_(directions.roll(1, 0))
+    model.generation_config.eos_token_id = [EOS, OTHER_EOS]
     model.save_pretrained(path)
 
 
@@ -159,7 +161,7 @@ def stops_of(text: str, places: list[tuple[int, int]], others: list[str]) -> lis
 TOKENIZERS = [Tokenizer(byte_level()), Tokenizer(sentencepiece())]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 @given(
     text=texts,
     kind=st.sampled_from([0, 1]),
@@ -182,7 +184,7 @@ def test_streamed_is_whole_is_cut_at_the_first_stop(
     stops = stops_of(said, places, others) if said else others
     body: dict[str, Any] = {
         "prompt": prompt,
-        "max_tokens": 200,
+        "max_tokens": 400,
         "temperature": 0,
         "include_stop_str_in_output": include,
     }
@@ -197,3 +199,11 @@ def test_streamed_is_whole_is_cut_at_the_first_stop(
     assert server.whole(body) == (expected, "stop", matched)
     whole = "".join(pieces)
     assert "\ufffd" not in whole or cut, "half a character was sent"
+
+
+def test_every_eos_ends_a_text(server: Server) -> None:
+    server.dictation._pieces = [b"."] * EOS
+    body = {"prompt": [OTHER_EOS - 3], "max_tokens": 9, "temperature": 0}
+    assert server.whole(body) == ("..", "stop", None)
+    assert server.whole(body | {"ignore_eos": True}) == ("." * 9, "length", None)
+    assert server.whole(body | {"min_tokens": 6})[0] != ".."
