@@ -90,9 +90,7 @@ class PromptEncoder:
         template |= {"add_generation_prompt": add_generation_prompt, **(variables or {})}
         limit = None if keep else self._info.max_model_len
         try:
-            ids = await self._in_pool(
-                lambda: self._tokenizer.apply_chat_template(conversation, max_tokens=limit, **template)
-            )
+            ids = await self._in_pool(lambda: self._tokenizer.apply_chat_template(conversation, limit, **template))
         except TextTooLong as error:
             raise ContextTooLong(error.least, None, self._info.max_model_len, param="messages", least=True) from error
         except TokenizerError as error:  # a template may refuse roles or their order, in words of its own

@@ -158,7 +158,7 @@ class Tokenizer:
         written_twice = add_special_tokens and self.bos_token_id is not None and ids[:2] == [self.bos_token_id] * 2
         return (ids[1:], offsets[1:]) if written_twice else (ids, offsets)
 
-    def render_chat(self, messages: Sequence[Mapping[str, Any]], **kwargs: Any) -> str:
+    def render_chat(self, messages: Sequence[Mapping[str, Any]], /, **kwargs: Any) -> str:
         """The prompt's text by the model's chat template. `kwargs` are the template's variables, and `tools`.
 
         Raises:
@@ -175,7 +175,7 @@ class Tokenizer:
             raise ChatTemplateError(f"The model's chat template does not accept these messages: {error}") from error
 
     def apply_chat_template(
-        self, messages: Sequence[Mapping[str, Any]], *, max_tokens: int | None = None, **kwargs: Any
+        self, messages: Sequence[Mapping[str, Any]], max_tokens: int | None = None, /, **kwargs: Any
     ) -> list[int]:
         """Token ids of `render_chat`. The template writes its own BOS, so none is added, and what spells a special
         token in `messages` or `kwargs` is no special token. Raises what `render_chat` does, and TextTooLong as

@@ -38,7 +38,9 @@ class ByteTokenizer:
     def encode_with_offsets(self, text: str, max_tokens: int | None = None) -> tuple[list[int], list[int]]:
         return self.encode(text), [index for index, char in enumerate(text) for _ in char.encode()]
 
-    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], **_: Any) -> list[int]:
+    def apply_chat_template(
+        self, messages: Sequence[Mapping[str, Any]], max_tokens: int | None = None, /, **_: Any
+    ) -> list[int]:
         if any(message["content"] == "rude" for message in messages):
             raise ChatTemplateError("The model's chat template does not accept these messages: be polite")
         return self.encode("".join(f"<{message['role']}>{message['content']}" for message in messages) + "<assistant>")

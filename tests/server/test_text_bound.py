@@ -93,7 +93,7 @@ def test_megabytes_are_refused_before_they_are_encoded(smollm: Tokenizer) -> Non
     with pytest.raises(TextTooLong) as refused:
         smollm.encode_with_offsets(text, max_tokens=8192)
     with pytest.raises(TextTooLong):
-        smollm.apply_chat_template([{"role": "user", "content": text}], max_tokens=8192)
+        smollm.apply_chat_template([{"role": "user", "content": text}], 8192)
     assert time.monotonic() - began < 2
     assert 8192 < refused.value.least <= len(text)
     assert smollm.encode_with_offsets("the " * 100, max_tokens=5)[0] == smollm.encode("the " * 100), "too near to tell"
