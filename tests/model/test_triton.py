@@ -6,7 +6,12 @@ affair (benchmarks/gpu.py); what is shown here is which numbers are read, in whi
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -215,3 +220,27 @@ def test_what_does_not_fit_the_registers_goes_in_low_tiles() -> None:
     assert triton_paged.high_tiling(torch.bfloat16, 128) == HIGH
     assert triton_paged.high_tiling(torch.float32, 64) == LOW
     assert triton_paged.high_tiling(torch.float16, 256) == LOW
+
+
+@pytest.mark.parametrize(
+    ("capability", "shared"),
+    [
+        pytest.param(80, 163 * 1024, marks=pytest.mark.slow),
+        pytest.param(89, 99 * 1024, marks=pytest.mark.slow),
+        (90, 227 * 1024),
+    ],
+)
+def test_kernels_compile_for_gpus_that_are_not_here(capability: int, shared: int, tmp_path: Path) -> None:
+    """All the way to machine code; and a program's shared memory is what such a GPU has, or less."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.model.compile_triton", str(capability)],
+        env=environment | {"TRITON_CACHE_DIR": str(tmp_path)},
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert 0 < max(found.values()) <= shared
