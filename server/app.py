@@ -33,7 +33,7 @@ from server.served import ServedModels
 from server.state import ServerSettings, ServerState
 from server.structured.grammars import Grammars
 from server.tokenizer import Tokenizer
-from server.tools import FORMATS
+from server.tools.registry import FORMATS
 from server.version import VERSION
 
 CLIENT_CLOSED_REQUEST = 499  # nginx's status for an answer that nobody reads

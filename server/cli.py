@@ -14,6 +14,7 @@ import click
 
 from scheduler.config import EngineConfig, Recovery
 from server.plan_command import plan
+from server.tools import DEFAULT_FORMAT, FORMAT_NAMES
 from server.version import VERSION
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -172,6 +173,12 @@ def main() -> None:
     help="Cached blocks whose checksums are compared per second; 0 for none.",
 )
 @option(
+    "--tool-call-parser",
+    default=DEFAULT_FORMAT,
+    type=click.Choice(FORMAT_NAMES),
+    help="How the model writes calls of tools.",
+)
+@option(
     "--reveal-cached-tokens",
     default="off",
     type=click.Choice(["on", "off"]),
@@ -204,6 +211,7 @@ def serve(
     log_level: str,
     recovery: str,
     partial_reuse: str,
+    tool_call_parser: str,
     reveal_cached_tokens: str,
     lora: tuple[tuple[str, str], ...],
     chat_template: str | None,
@@ -223,6 +231,7 @@ def serve(
         host=host,
         port=port,
         model_name=served_model_name,
+        tool_call_parser=tool_call_parser,
         reveal_cached_tokens=reveal_cached_tokens == "on",
         chat_template=chat_template,
         log_level=log_level,

@@ -23,6 +23,7 @@ from server.app import create_app
 from server.async_engine import AsyncEngine, EngineFactory, EngineLike
 from server.state import ServerSettings
 from server.tokenizer import Tokenizer
+from server.tools import DEFAULT_FORMAT
 from server.version import VERSION
 
 GRACE = 5  # seconds that clients get, at the end, to read what was already said
@@ -53,6 +54,7 @@ class ServeOptions:
     host: str = "127.0.0.1"
     port: int = 8000  # 0 picks a free one
     model_name: str | None = None  # None: the model's own
+    tool_call_parser: str = DEFAULT_FORMAT
     reveal_cached_tokens: bool = False
     chat_template: str | None = None  # path of a file; None: the model's own
     log_level: str = "info"
@@ -67,6 +69,7 @@ def run(make_engine: EngineFactory, options: ServeOptions) -> None:
         try:
             settings = ServerSettings(
                 options.model_name or info.model_name or Path(info.model_path).stem,
+                tool_call_parser=options.tool_call_parser,
                 reveal_cached_tokens=options.reveal_cached_tokens,
             )
             adapters = list_adapters(engine, settings.model_name)

@@ -1,9 +1,4 @@
-"""Tools: the ways in which models write calls, by the name that `--tool-call-parser` takes; one file each."""
-
-from __future__ import annotations
-
-from server.tools.calls import ToolFormat
-from server.tools.hermes import Hermes
+"""Tools: what clients let a model call. The ways in which models write calls are registered by name, one file each."""
 
 DEFAULT_FORMAT = "hermes"
-FORMATS: dict[str, ToolFormat] = {"hermes": Hermes()}
+FORMAT_NAMES = ("hermes",)  # as `--tool-call-parser` takes them; server/tools/registry.py has what they name

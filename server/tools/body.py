@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import orjson
-from pydantic import Field, field_validator
+from pydantic import Discriminator, Field, Tag, field_validator
 
 from server.strict import StrictModel, conflict
 
@@ -46,7 +46,14 @@ class NamedTool(StrictModel):
     function: FunctionName
 
 
-ToolChoice = Literal["none", "auto", "required"] | NamedTool
+def kind_of_choice(value: Any) -> str:
+    return "<named>" if isinstance(value, dict | NamedTool) else "<mode>"
+
+
+ToolChoice = Annotated[
+    Annotated[Literal["none", "auto", "required"], Tag("<mode>")] | Annotated[NamedTool, Tag("<named>")],
+    Discriminator(kind_of_choice),
+]
 
 
 class FunctionCall(StrictModel):

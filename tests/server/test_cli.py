@@ -60,7 +60,7 @@ def test_every_option(started: Started) -> None:
     given += " --num-blocks 10 --max-model-len 99 --max-num-seqs 3 --max-num-batched-tokens 77 --recovery truncate"
     given += " --partial-reuse off --served-model-name me --threads 2 --log-level error"
     given += " --pin-share 0.5 --scrub-rate 0 --reveal-cached-tokens on --lora x=/a/b --lora y=c=d"
-    given += f" --chat-template {__file__}"
+    given += f" --chat-template {__file__} --tool-call-parser hermes"
     assert invoke(*given.split()).exit_code == 0
     config, options = started[0]
     assert config == EngineConfig(
@@ -152,6 +152,7 @@ def test_memory(started: Started, text: str, size: int) -> None:
         ("--pin-share", "nan", "no number"),
         ("--scrub-rate", "-1", "0.0<=x<=1000000.0"),
         ("--reveal-cached-tokens", "some", "off"),
+        ("--tool-call-parser", "none", "hermes"),
         ("--lora", "x", "not of the form name=path"),
         ("--lora", "=x", "not of the form name=path"),
         ("--no-such-option", "1", "No such option"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -29,13 +28,9 @@ EVERYTHING = "(?s:.*)"
 
 
 @pytest.fixture(scope="module")
-def server(chat_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
-    """Of a model with room for long answers: one that draws at random takes its time to come to an end."""
-    roomy = tmp_path_factory.mktemp("roomy") / "tiny"
-    shutil.copytree(chat_model, roomy)
-    config = json.loads((roomy / "config.json").read_text())
-    (roomy / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 8192}))
-    with serve_real(roomy, num_blocks=1024) as running:
+def server(roomy_model: Path) -> Iterator[RealServer]:
+    """With room for long answers: a model that draws at random takes its time to come to an end."""
+    with serve_real(roomy_model, num_blocks=1024) as running:
         yield running
 
 

@@ -7,9 +7,12 @@ import json
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from llguidance import LLMatcher, LLTokenizer
 
+from server.tools.body import Tool
 from server.tools.calls import Call, collect
 from server.tools.hermes import CLOSE, OPEN, Hermes
+from tests.server.tiny_tokenizers import byte_level
 
 Read = tuple[str, list[tuple[str, str]]]
 
@@ -55,7 +58,7 @@ def read_all(text: str) -> Read:
         (f'{OPEN}{{"name": "f", "arguments": {{"a": "{CLOSE}}}"}}}}{CLOSE}', "", [("f", f'{{"a": "{CLOSE}}}"}}')]),
         (f'{OPEN}{{"name": "g\\u00e9", "arguments": {{}}}}{CLOSE}', "", [("gé", "{}")]),
         (TIME.removesuffix(CLOSE), "", [("time", "{}")]),
-        (WEATHER[:53], "", [("weather", '{"city"')]),
+        (WEATHER[:52], "", [("weather", '{"city"')]),
     ],
 )
 def test_calls_are_taken_out_of_the_text(text: str, content: str, calls: list[tuple[str, str]]) -> None:
@@ -130,3 +133,49 @@ def test_nothing_is_lost_and_whole_calls_are_json(pieces: list[str]) -> None:
     for index, (_, arguments) in enumerate(calls):
         if index + 1 < len(calls):  # the last may be cut off
             assert isinstance(json.loads(arguments, strict=False), dict)
+
+
+# -- grammars ----------------------------------------------------------------------------------------------------------
+
+CITY = {"type": "object", "properties": {"city": {"enum": ["Oslo"]}}, "required": ["city"]}
+HELD = Tool.model_validate({"type": "function", "function": {"name": "weather", "parameters": CITY, "strict": True}})
+LOOSE = Tool.model_validate({"type": "function", "function": {"name": "time", "parameters": CITY}})
+LOOSE_CALL = f'{OPEN}\n{{"name": "time", "arguments": {{"zone": [1]}}}}\n{CLOSE}'
+TIME_IN_OSLO = f'{OPEN}\n{{"name": "time", "arguments": {{"city": "Oslo"}}}}\n{CLOSE}'
+TOKENIZER = LLTokenizer(byte_level().backend_tokenizer.to_str(), eos_token=byte_level().eos_token_id)
+
+
+def allows(grammar: str, text: str) -> bool:
+    matcher = LLMatcher(TOKENIZER, LLMatcher.grammar_from_lark(grammar), log_level=0)
+    assert not matcher.is_error(), matcher.get_error()
+    tokens = byte_level().encode(text, add_special_tokens=False)
+    return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
+
+
+@pytest.mark.parametrize(
+    ("text", "free", "free_one", "forced", "forced_one", "or_answer"),
+    [
+        ("", True, True, False, False, False),
+        ("hello <tool", True, True, False, False, False),
+        ('{"a": 1}', True, True, False, False, True),
+        (WEATHER, True, True, True, True, True),
+        (f"First.\n{WEATHER}", True, True, False, False, False),
+        (f"{WEATHER}\n{WEATHER}", True, False, True, False, False),
+        (f"{WEATHER}\nSo be it.", True, False, False, False, False),
+        (LOOSE_CALL, True, True, False, False, True),
+        (TIME_IN_OSLO, True, True, True, True, True),
+        (WEATHER.replace("Oslo", "Rome"), False, False, False, False, False),
+        (WEATHER.replace("weather", "whether"), False, False, False, False, False),
+        (f"x {OPEN} y", False, False, False, False, False),
+    ],
+)
+def test_what_grammars_allow(
+    text: str, free: bool, free_one: bool, forced: bool, forced_one: bool, or_answer: bool
+) -> None:
+    form, tools = Hermes(), [HELD, LOOSE]
+    answer = '{"type": "object", "properties": {"a": {"$ref": "#/$defs/n"}}, "$defs": {"n": {"type": "integer"}}}'
+    assert allows(form.free_grammar(tools, parallel=True), text) == free
+    assert allows(form.free_grammar(tools, parallel=False), text) == free_one
+    assert allows(form.forced_grammar(tools, parallel=True, enforce_all=True), text) == forced
+    assert allows(form.forced_grammar(tools, parallel=False, enforce_all=True), text) == forced_one
+    assert allows(form.forced_grammar(tools, parallel=False, enforce_all=False, answer=answer), text) == or_answer
