@@ -8,6 +8,7 @@ from pydantic import Field
 
 from server.protocol import MAX_MESSAGES, Message
 from server.strict import StrictModel
+from server.tools.body import MAX_TOOLS, Tool
 
 MAX_TOKENS = 2**20
 
@@ -26,7 +27,7 @@ class TokenizeChatBody(StrictModel):
 
     model: str | None = None
     messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
-    tools: list[Any] = Field(default_factory=list)
+    tools: list[Tool] = Field(default_factory=list, max_length=MAX_TOOLS)
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)

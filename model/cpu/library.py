@@ -22,10 +22,10 @@ class Matrix(ctypes.Structure):
         ("panels", c_void_p),
         ("bias", c_void_p),
         ("quantized", c_void_p),
-        ("kind", c_int32),
+        ("panel_at", c_void_p),
+        ("kind", c_void_p),
         ("columns", c_int32),
         ("depth", c_int32),
-        ("unused", c_int32),
     ]
 
 
@@ -105,8 +105,8 @@ class Library:
         self.close.argtypes, self.close.restype = [c_void_p], None
         self.step: Any = library.pk_step
         self.step.argtypes, self.step.restype = [c_void_p, POINTER(Step)], c_int
-        self.quantized_bytes: Any = library.quantized_panel_bytes
-        self.quantized_bytes.argtypes, self.quantized_bytes.restype = [c_int, c_int], ctypes.c_size_t
+        self.set_quantized_rows: Any = library.pk_set_quantized_rows
+        self.set_quantized_rows.argtypes, self.set_quantized_rows.restype = [c_void_p, c_int], None
 
 
 def find_library(variant: str, directories: Sequence[Path] = (Path(__file__).parent,)) -> Path:

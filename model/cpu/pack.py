@@ -6,22 +6,42 @@ import torch
 from torch.nn import functional
 
 from model.cpu.library import PANEL, Matrix
+from model.cpu.quantized import QuantizedPanels
 
 
 class PackedMatrix:
-    """One product's weights in panels, with the bias in the order of its columns; the memory that `struct` names."""
+    """One product's weights in panels, dense or as the file has them or both, with the bias in the order of its columns.
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+    Owns the memory that `struct` names.
+    """
+
+    def __init__(
+        self,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        quantized: QuantizedPanels | None = None,
+        *,
+        dense: bool = True,
+    ) -> None:
         """weight [columns, depth] in bfloat16 or float32; both are filled up with zeros to whole panels."""
         columns, depth = (padded(size) for size in weight.shape)
-        self._panels = to_panels(functional.pad(weight, (0, depth - weight.shape[1], 0, columns - weight.shape[0])))
+        missing = (0, depth - weight.shape[1], 0, columns - weight.shape[0])
+        self._panels = to_panels(functional.pad(weight, missing)) if dense else None
         self._bias = None if bias is None else functional.pad(bias.float(), (0, columns - bias.shape[0])).contiguous()
-        self.struct = Matrix(
-            panels=self._panels.data_ptr(),
-            bias=None if self._bias is None else self._bias.data_ptr(),
-            columns=columns,
-            depth=depth,
-        )
+        self._quantized = quantized
+        self.struct = Matrix(columns=columns, depth=depth)
+        if self._panels is not None:
+            self.struct.panels = self._panels.data_ptr()
+        if self._bias is not None:
+            self.struct.bias = self._bias.data_ptr()
+        if quantized is not None:
+            self.struct.quantized = quantized.data.ctypes.data
+            self.struct.panel_at = quantized.panel_at.ctypes.data
+            self.struct.kind = quantized.kind.ctypes.data
+
+    @property
+    def is_quantized(self) -> bool:
+        return self._quantized is not None
 
 
 def padded(size: int) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -12,7 +11,8 @@ from numpy.typing import NDArray
 
 from model.config import ModelConfig
 from model.cpu import library as c
-from model.cpu.pack import PackedMatrix, interleave, padded
+from model.cpu.pack import PackedMatrix, interleave
+from model.cpu.weights import PackedModel
 from model.inputs import AdapterRows, StepInputs
 from model.lora import LoraAdapter, LowRank
 from model.rope import RotaryTable
@@ -26,30 +26,22 @@ _PRODUCTS = ("self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.
 class CRunner:
     """A decoder whose step is one call into the library. Not thread-safe; the library has threads of its own.
 
-    `weights` maps Hugging Face names to tensors of one dtype, bfloat16 or float32, and is emptied: each tensor is
-    packed and let go. Raises MemoryError.
+    Raises MemoryError.
     """
 
     def __init__(
-        self,
-        config: ModelConfig,
-        weights: dict[str, torch.Tensor],
-        library: c.Library,
-        variant: str,
-        *,
-        block_size: int,
-        threads: int,
+        self, config: ModelConfig, weights: PackedModel, library: c.Library, variant: str, *, threads: int
     ) -> None:
         self._config = config
         self._library = library
+        self._weights = weights
         self.numerics = f"pagekv-c{NUMERICS_VERSION}/{variant}"
         self._rotary = RotaryTable(config.rope, config.head_dim, torch.device("cpu"))
         self._adapters: weakref.WeakKeyDictionary[LoraAdapter, _PackedAdapter] = weakref.WeakKeyDictionary()
         self._cache: torch.Tensor | None = None
         self._logits = torch.empty(0, config.vocab_size)
         self.seconds = (ctypes.c_double * len(c.TIMES))()
-        self._model = _PackedModel(config, weights, block_size)
-        self._engine = library.open(self._model.struct, threads)
+        self._engine = library.open(weights.struct, threads)
         if not self._engine:
             raise MemoryError("the C backend could not start its threads")
         self._finalizer = weakref.finalize(self, library.close, self._engine)
@@ -139,68 +131,6 @@ def _last_groups(logit_rows: NDArray[np.int64], groups: NDArray[np.int32]) -> ND
     of = span[begins]
     position = groups[of, 2] + logit_rows[begins] - groups[of, 0]
     return np.stack((begins, counts, position, groups[of, 3]), axis=1, dtype=np.int32)
-
-
-class _PackedModel:
-    """The weights in memory of their own, and the structure that names it."""
-
-    def __init__(self, config: ModelConfig, weights: dict[str, torch.Tensor], block_size: int) -> None:
-        self._kept: list[torch.Tensor | PackedMatrix] = []
-        layers = (c.Layer * config.num_layers)()
-        for index in range(config.num_layers):
-            self._layer(layers[index], config, weights, f"model.layers.{index}")
-        self._layers = layers
-        embedding = weights.pop("model.embed_tokens.weight").contiguous()
-        head = embedding if config.tie_embeddings else weights.pop("lm_head.weight")
-        self.struct = c.Model(
-            hidden=config.hidden_size,
-            intermediate=padded(config.intermediate_size),
-            heads=config.num_heads,
-            kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            layers=config.num_layers,
-            vocab=config.vocab_size,
-            block_size=block_size,
-            eps=config.rms_norm_eps,
-            embedding=self._pointer(embedding),
-            norm=self._pointer(weights.pop("model.norm.weight").float()),
-            head=self._matrix(head, None),
-            layer=layers,
-        )
-
-    def _layer(self, layer: c.Layer, config: ModelConfig, weights: dict[str, torch.Tensor], name: str) -> None:
-        attention, mlp = f"{name}.self_attn", f"{name}.mlp"
-
-        def parts(module: str, names: Sequence[str], kind: str) -> list[torch.Tensor]:
-            return [weights.pop(f"{module}.{part}_proj.{kind}") for part in names]
-
-        def both(module: str, names: Sequence[str], has_bias: bool) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-            return parts(module, names, "weight"), parts(module, names, "bias") if has_bias else []
-
-        layer.attention_norm = self._pointer(weights.pop(f"{name}.input_layernorm.weight").float())
-        layer.mlp_norm = self._pointer(weights.pop(f"{name}.post_attention_layernorm.weight").float())
-        if config.qk_norm:
-            q = weights.pop(f"{attention}.q_norm.weight").float().expand(config.num_heads, -1)
-            k = weights.pop(f"{attention}.k_norm.weight").float().expand(config.num_kv_heads, -1)
-            layer.qk_norm = self._pointer(torch.cat((q, k)))
-        qkv, qkv_bias = both(attention, ("q", "k", "v"), config.qkv_bias)
-        layer.qkv = self._matrix(torch.cat(qkv), torch.cat(qkv_bias) if qkv_bias else None)
-        (o,), o_bias = both(attention, ("o",), config.o_bias)
-        layer.o = self._matrix(o, o_bias[0] if o_bias else None)
-        gate_up, gate_up_bias = both(mlp, ("gate", "up"), config.mlp_bias)
-        layer.gate_up = self._matrix(interleave(*gate_up), interleave(*gate_up_bias) if gate_up_bias else None)
-        (down,), down_bias = both(mlp, ("down",), config.mlp_bias)
-        layer.down = self._matrix(down, down_bias[0] if down_bias else None)
-
-    def _pointer(self, tensor: torch.Tensor) -> int:
-        tensor = tensor.contiguous()
-        self._kept.append(tensor)
-        return tensor.data_ptr()
-
-    def _matrix(self, weight: torch.Tensor, bias: torch.Tensor | None) -> c.Matrix:
-        packed = PackedMatrix(weight, bias)
-        self._kept.append(packed)
-        return packed.struct
 
 
 class _PackedAdapter:

@@ -72,6 +72,33 @@ def test_a_breakpoint_is_created_then_read(client: Anthropic) -> None:
     assert second.input_tokens < 20
 
 
+STEER = {
+    "name": "steer",
+    "description": "Change the course.",
+    "input_schema": {
+        "type": "object",
+        "properties": {"heading": {"enum": ["north", "south"]}},
+        "required": ["heading"],
+        "additionalProperties": False,
+    },
+}
+
+
+def test_a_tool_is_called_and_its_result_goes_back(client: Anthropic) -> None:
+    body = {"model": MODEL, "tools": [STEER], "max_tokens": 200}
+    message = client.messages.create(messages=ASK, tool_choice={"type": "tool", "name": "steer"}, **body)
+    (call,) = message.content
+    assert call.type == "tool_use" and call.name == "steer" and call.input["heading"] in ("north", "south")
+    assert message.stop_reason == "tool_use"
+    result = {"type": "tool_result", "tool_use_id": call.id, "content": [{"type": "text", "text": "Steady."}]}
+    turns = [*ASK, {"role": "assistant", "content": message.content}, {"role": "user", "content": [result]}]
+    after = client.messages.create(messages=turns, tool_choice={"type": "none"}, **body | {"max_tokens": 4})
+    assert [block.type for block in after.content] == ["text"]
+    with client.messages.stream(messages=ASK, tool_choice={"type": "any"}, **body) as stream:
+        final = stream.get_final_message()
+    assert final.content[0].type == "tool_use" and final.content[0].input["heading"] in ("north", "south")
+
+
 def test_errors_are_exceptions_that_name_the_field(client: Anthropic) -> None:
     with pytest.raises(anthropic.NotFoundError):
         client.messages.create(model="nobody", max_tokens=1, messages=ASK)

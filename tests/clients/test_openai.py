@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Literal
 
 import openai
 import pytest
 from openai import OpenAI
+from pydantic import BaseModel, ConfigDict
 
 from tests.server.real import RealServer
 
@@ -161,6 +163,67 @@ def test_responses_as_a_stream(client: OpenAI) -> None:
     assert last.type in ("response.completed", "response.incomplete")
     assert last.response.output_text == whole.output_text and last.response.status == whole.status
     assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == whole.output_text
+
+
+class Course(BaseModel):
+    """What even random weights must say in one of four ways."""
+
+    model_config = ConfigDict(extra="forbid")
+    heading: Literal["north", "south"]
+    sails: Literal["set", "furled"]
+
+
+STEER = {"name": "steer", "description": "Change the course.", "parameters": Course.model_json_schema()}
+
+
+def test_structured_outputs_are_parsed(client: OpenAI) -> None:
+    chat = client.chat.completions.parse(model=MODEL, messages=TURNS, response_format=Course, max_completion_tokens=200)
+    assert isinstance(chat.choices[0].message.parsed, Course)
+    response = client.responses.parse(model=MODEL, input="Where to?", text_format=Course, max_output_tokens=200)
+    assert isinstance(response.output_parsed, Course)
+    for extra in ({"regex": "(north|south)ward"}, {"choice": ["aye", "nay"]}):
+        answer = client.completions.create(
+            model=MODEL, prompt="Where?", max_tokens=50, extra_body={"structured_outputs": extra}
+        )
+        assert answer.choices[0].text in ("northward", "southward", "aye", "nay")
+
+
+def test_a_tool_is_called_and_its_result_goes_back(client: OpenAI) -> None:
+    tools = [{"type": "function", "function": STEER}]
+    body = {"model": MODEL, "tools": tools, "max_completion_tokens": 200}
+    answer = client.chat.completions.create(messages=TURNS, tool_choice="required", parallel_tool_calls=False, **body)
+    message = answer.choices[0].message
+    assert answer.choices[0].finish_reason == "tool_calls" and message.tool_calls is not None
+    (call,) = message.tool_calls
+    assert call.type == "function" and call.function.name == "steer"
+    Course.model_validate_json(call.function.arguments)
+    result = {"role": "tool", "tool_call_id": call.id, "content": "Steady as she goes."}
+    turns = [*TURNS, message.to_dict(), result]
+    after = client.chat.completions.create(messages=turns, tool_choice="none", **body | {"max_completion_tokens": 4})
+    assert after.choices[0].message.tool_calls is None and after.usage is not None
+    with client.chat.completions.stream(
+        messages=TURNS, tool_choice={"type": "function", "function": {"name": "steer"}}, **body
+    ) as stream:
+        for _ in stream:
+            pass
+        (streamed,) = stream.get_final_completion().choices[0].message.tool_calls or []
+    Course.model_validate_json(streamed.function.arguments)
+
+
+def test_a_function_is_called_in_a_response(client: OpenAI) -> None:
+    body = {"model": MODEL, "tools": [{"type": "function", **STEER}], "max_output_tokens": 200}
+    whole = client.responses.create(input="Turn!", tool_choice={"type": "function", "name": "steer"}, **body)
+    (call,) = whole.output
+    assert call.type == "function_call"
+    Course.model_validate_json(call.arguments)
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "Done."}
+    turns = [{"role": "user", "content": "Turn!"}, call.to_dict(), result]
+    after = client.responses.create(input=turns, tool_choice="none", **body | {"max_output_tokens": 4})
+    assert after.output[0].type == "message"
+    with client.responses.stream(input="Turn!", tool_choice="required", parallel_tool_calls=False, **body) as stream:
+        events = list(stream)
+    (done,) = (event for event in events if event.type == "response.function_call_arguments.done")
+    Course.model_validate_json(done.arguments)
 
 
 def test_errors_are_exceptions_that_name_the_field(client: OpenAI) -> None:

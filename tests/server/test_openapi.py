@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -122,3 +124,12 @@ def test_errors_are_told_as_they_come(server: Running) -> None:
     assert server.post("/v1/completions", {}).json() == BAD_REQUEST
     body = {"model": MODEL, "messages": [{"role": "user", "content": "x"}]}
     assert server.post("/v1/messages", body).json() == MESSAGES_BAD_REQUEST
+
+
+def test_the_documents_name_every_route_and_field(document: Any) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "api.md").read_text(encoding="utf-8")
+    named = {name.removeprefix("POST ").removeprefix("GET ") for name in re.findall(r"`([^`]+)`", text)}
+    assert [path for _, path in EXAMPLES if path not in named] == []
+    for body, schema in document["components"]["schemas"].items():
+        if body.endswith("Body"):
+            assert [field for field in schema["properties"] if field not in named] == [], body

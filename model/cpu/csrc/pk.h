@@ -25,12 +25,12 @@
 
 typedef struct {
     const word *panels;
-    const float *bias;     /* [columns] in the order of the panels, or NULL */
-    const void *quantized; /* the same values as the file has them (quantized.c), or NULL */
-    int32_t kind;          /* of `quantized` */
-    int32_t columns;       /* a multiple of PANEL */
-    int32_t depth;         /* a multiple of PANEL */
-    int32_t unused;
+    const float *bias;       /* [columns] in the order of the panels, or NULL */
+    const char *quantized;   /* the same values as the file has them, in panels of their own (quantized.c), or NULL */
+    const int64_t *panel_at; /* [panels] where each begins in `quantized` */
+    const uint8_t *kind;     /* [panels] how each is quantized */
+    int32_t columns;         /* a multiple of PANEL */
+    int32_t depth;           /* a multiple of PANEL */
 } pk_matrix;
 
 /* What a low-rank adapter adds to one product: up (down x). */
@@ -51,7 +51,7 @@ typedef struct {
 typedef struct {
     int32_t hidden, intermediate, heads, kv_heads, head_dim, layers, vocab, block_size;
     float eps;
-    int32_t quantized_rows;      /* steps of at most so many rows read `quantized` where a matrix has it */
+    int32_t quantized_rows;      /* steps of at most so many rows read `quantized` where a matrix has both */
     const void *embedding;       /* [vocab, hidden], bfloat16 or float as PK_BF16 says */
     const float *norm;           /* [hidden] */
     pk_matrix head;
@@ -152,16 +152,22 @@ typedef struct {
 
 /* Every thread calls it with the same arguments; x is [count, depth], row r at x + r * depth. */
 void linear(pk_thread *thread, const pk_matrix *w, const act *x, int count, pk_out out, int quantized_rows);
-size_t linear_scratch(void);
-/* y [rows <= PANEL_ROWS][PANEL] of one panel, put where `out` says, as rows `first`.. and columns of `panel` */
-#define PANEL_ROWS 12
-void panel_out(const pk_matrix *w, int panel, const float *y, int first, int rows, const pk_out *out);
-
 /* quantized.c ------------------------------------------------------------------------------------------------------- */
 
-#define QUANTIZED_ROWS 4 /* the most it is made for */
-size_t quantized_panel_bytes(int kind, int depth);
-void quantized_panel(const pk_matrix *w, int panel, const act *x, int rows, float *y);
+#define GROUP 32 /* values along the depth that are quantized together */
+
+/* What sums are made of: a pair of bfloat16 where the processor multiplies those, else a float. */
+#if PK_DOT
+typedef word unit;
+#define UNIT_DEPTH DEPTH
+#else
+typedef float unit;
+#define UNIT_DEPTH 1
+#endif
+
+size_t quantized_group_bytes(int kind); /* of one group of PANEL columns; 0 for a kind that is not known */
+/* `groups` groups of a panel, `vectors` vectors of its columns from `column` on, to units [depth][vectors * LANES] */
+void quantized_units(int kind, const char *group, int groups, int column, int vectors, unit *out);
 
 /* rows.c ------------------------------------------------------------------------------------------------------------ */
 

@@ -121,6 +121,42 @@ INLINE vf vf_from_bf16(const bf16 *p) {
 
 #endif
 
+/* -- whole numbers, 32 bits to a lane ---------------------------------------------------------------------------- */
+
+#if LANES == 16
+typedef __m512i vi;
+INLINE vi vi_set1(int x) { return _mm512_set1_epi32(x); }
+INLINE vi vi_load(const uint32_t *p) { return _mm512_loadu_si512(p); }
+INLINE vi vi_and(vi a, vi b) { return _mm512_and_si512(a, b); }
+INLINE vi vi_or(vi a, vi b) { return _mm512_or_si512(a, b); }
+INLINE vi vi_add(vi a, vi b) { return _mm512_add_epi32(a, b); }
+INLINE vi vi_right(vi a, int bits) { return _mm512_srl_epi32(a, _mm_cvtsi32_si128(bits)); }
+INLINE vi vi_left(vi a, int bits) { return _mm512_sll_epi32(a, _mm_cvtsi32_si128(bits)); }
+INLINE vi vi_right_signed(vi a, int bits) { return _mm512_sra_epi32(a, _mm_cvtsi32_si128(bits)); }
+INLINE vi vi_of_bits(vf x) { return _mm512_castps_si512(x); }
+INLINE vf vf_of_bits(vi x) { return _mm512_castsi512_ps(x); }
+INLINE vf vf_from_int(vi x) { return _mm512_cvtepi32_ps(x); }
+INLINE vf vf_from_half(const uint16_t *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
+INLINE vf vf_from_u8(const uint8_t *p) { return vf_from_int(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p))); }
+INLINE vf vf_from_s8(const uint8_t *p) { return vf_from_int(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p))); }
+#else
+typedef __m256i vi;
+INLINE vi vi_set1(int x) { return _mm256_set1_epi32(x); }
+INLINE vi vi_load(const uint32_t *p) { return _mm256_loadu_si256((const __m256i *)p); }
+INLINE vi vi_and(vi a, vi b) { return _mm256_and_si256(a, b); }
+INLINE vi vi_or(vi a, vi b) { return _mm256_or_si256(a, b); }
+INLINE vi vi_add(vi a, vi b) { return _mm256_add_epi32(a, b); }
+INLINE vi vi_right(vi a, int bits) { return _mm256_srli_epi32(a, bits); }
+INLINE vi vi_left(vi a, int bits) { return _mm256_slli_epi32(a, bits); }
+INLINE vi vi_right_signed(vi a, int bits) { return _mm256_srai_epi32(a, bits); }
+INLINE vi vi_of_bits(vf x) { return _mm256_castps_si256(x); }
+INLINE vf vf_of_bits(vi x) { return _mm256_castsi256_ps(x); }
+INLINE vf vf_from_int(vi x) { return _mm256_cvtepi32_ps(x); }
+INLINE vf vf_from_half(const uint16_t *p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)); }
+INLINE vf vf_from_u8(const uint8_t *p) { return vf_from_int(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p))); }
+INLINE vf vf_from_s8(const uint8_t *p) { return vf_from_int(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p))); }
+#endif
+
 /* Over the lanes, always in the same order. */
 INLINE float vf_sum(vf x) {
     float lane[LANES], sum = 0;
@@ -241,20 +277,10 @@ INLINE void v_dot(const int rows, const int vectors, vf (*sums)[4], const act *x
     }
 }
 
-#if !PK_DOT
-/* The same sums over `depth` values, with the words already widened: w [depth][vectors * LANES] floats. */
-INLINE void v_dot_floats(const int rows, const int vectors, vf (*sums)[4], const float *x, size_t row_stride,
-                         const float *w, int depth) {
-    for (int k = 0; k < depth; k++) {
-        vf column[4];
-        UNROLL for (int j = 0; j < vectors; j++) column[j] = vf_load(w + (k * vectors + j) * LANES);
-        UNROLL for (int r = 0; r < rows; r++) {
-            vf value = vf_set1(x[r * row_stride + k]);
-            UNROLL for (int j = 0; j < vectors; j++) sums[r][j] = vf_fma(value, column[j], sums[r][j]);
-        }
-    }
-}
-
+#if PK_DOT
+INLINE vw vw_unit(const word *w) { return vw_part(w, 0); }
+#else
+INLINE vw vw_unit(const float *w) { return vf_load(w); }
 /* `steps` words of `vectors` vectors, the next step's `stride` words on, to floats [steps * DEPTH][vectors * LANES] */
 INLINE void v_widen(const int vectors, const word *w, size_t stride, int steps, float *out) {
     for (int step = 0; step < steps; step++, w += stride)

@@ -78,6 +78,27 @@ const steps = {
     assert(last.response.usage.input_tokens_details.cached_tokens > 0);
   },
 
+  async "schemas and tools"() {
+    const parameters = {
+      type: "object",
+      properties: { heading: { enum: ["north", "south"] } },
+      required: ["heading"],
+      additionalProperties: false,
+    };
+    const check = (text) => assert(["north", "south"].includes(JSON.parse(text).heading));
+    const body = { model, messages, max_completion_tokens: 200 };
+    const shaped = await client.chat.completions.create({
+      ...body, response_format: { type: "json_schema", json_schema: { name: "course", schema: parameters } },
+    });
+    check(shaped.choices[0].message.content);
+    const tools = [{ type: "function", function: { name: "steer", parameters } }];
+    const required = { ...body, tools, tool_choice: "required", parallel_tool_calls: false };
+    const called = await client.chat.completions.create(required);
+    check(called.choices[0].message.tool_calls[0].function.arguments);
+    const streamed = await client.chat.completions.stream(required).finalChatCompletion();
+    check(streamed.choices[0].message.tool_calls[0].function.arguments);
+  },
+
   async errors() {
     await assert.rejects(client.models.retrieve("nobody"), OpenAI.NotFoundError);
     const refused = client.chat.completions.create({ model, messages, temperature: -1 });
