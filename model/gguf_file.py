@@ -12,6 +12,7 @@ import torch
 from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType
 
 from model.errors import BadWeights, UnsupportedModel
+from model.quantized import QuantizedTensor
 
 SUPPORTED_TYPES = frozenset(
     {
@@ -70,6 +71,13 @@ class GgufFile:
 
     def nbytes(self, name: str) -> int:
         return int(self.tensors[name].n_bytes)
+
+    def quantized(self, name: str) -> QuantizedTensor | None:
+        """A copy of the matrix as it is stored; None if its values are stored one by one."""
+        stored = self.tensors[name]
+        if stored.tensor_type in (GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationType.BF16):
+            return None
+        return QuantizedTensor(stored.tensor_type, np.array(stored.data, dtype=np.uint8))
 
     def tensor(self, name: str) -> torch.Tensor:
         """The tensor dequantized to float32, in memory of its own (the file may change or vanish while serving)."""

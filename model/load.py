@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +14,7 @@ from model.errors import BadWeights
 from model.gguf_config import ROPE_FREQS, config_from_gguf, restore_rows, tensor_names
 from model.gguf_file import GgufFile
 from model.hf_config import config_from_hf
+from model.quantized import QuantizedTensor
 from model.safetensors_file import SafetensorsWeights
 from model.source import ModelSource, SourceKind
 from model.tensors import Shape, expected_tensors
@@ -23,13 +24,15 @@ from model.tensors import Shape, expected_tensors
 class LoadedModel:
     """`weights` are by Hugging Face name, exactly those of `expected_tensors(config)`, each in memory of its own.
 
-    `digest` is 16 bytes, the weights' and configuration's part of the CacheIdentity.
+    `quantized` gives the same matrices as the file has them, None where it has single values; read when it is asked, so
+    the file must be there still. `digest` is 16 bytes, the weights' and configuration's part of the CacheIdentity.
     """
 
     config: ModelConfig
     weights: dict[str, torch.Tensor]
     digest: bytes
     source: ModelSource
+    quantized: Callable[[str], QuantizedTensor | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +42,7 @@ class OpenedModel:
     config: ModelConfig
     source: ModelSource
     tensors: Iterator[tuple[str, torch.Tensor]]
+    quantized: Callable[[str], QuantizedTensor | None]
 
     def load(self, *, dtype: torch.dtype, device: torch.device, progress: bool = True) -> LoadedModel:
         """Convert each tensor to `dtype` and put it on `device`; one tensor at a time, to spare memory.
@@ -51,7 +55,7 @@ class OpenedModel:
         for name, tensor in _with_progress(self.tensors, count, source.name if progress else None):
             # A copy even where nothing is converted: a view of the file would change, or crash, along with the file.
             weights[name] = tensor.to(dtype=dtype, device=device, copy=True).contiguous()
-        return LoadedModel(config, weights, digest_model(config, weights), source)
+        return LoadedModel(config, weights, digest_model(config, weights), source, self.quantized)
 
 
 def open_model(source: ModelSource) -> OpenedModel:
@@ -61,8 +65,7 @@ def open_model(source: ModelSource) -> OpenedModel:
         UnsupportedModel: serving it would compute something else than it was made for.
         BadWeights: damaged or incomplete files, or tensors missing, unexpected or of the wrong shape; all are named.
     """
-    config, tensors = (_open_gguf if source.kind is SourceKind.GGUF else _open_hf)(source)
-    return OpenedModel(config, source, tensors)
+    return (_open_gguf if source.kind is SourceKind.GGUF else _open_hf)(source)
 
 
 def load_model(source: ModelSource, *, dtype: torch.dtype, device: torch.device, progress: bool = True) -> LoadedModel:
@@ -80,7 +83,7 @@ def _with_progress(
     return bar
 
 
-def _open_hf(source: ModelSource) -> tuple[ModelConfig, Iterator[tuple[str, torch.Tensor]]]:
+def _open_hf(source: ModelSource) -> OpenedModel:
     config = config_from_hf(source.path)
     files = SafetensorsWeights(source.path)
     expected = expected_tensors(config)
@@ -89,10 +92,10 @@ def _open_hf(source: ModelSource) -> tuple[ModelConfig, Iterator[tuple[str, torc
         ignored.add("lm_head.weight")  # a second copy of the embedding that some checkpoints keep
     found = {name: files.shape(name) for name in files.names() - ignored}
     _check(source, expected, found)
-    return config, files.read(set(expected))
+    return OpenedModel(config, source, files.read(set(expected)), lambda name: None)
 
 
-def _open_gguf(source: ModelSource) -> tuple[ModelConfig, Iterator[tuple[str, torch.Tensor]]]:
+def _open_gguf(source: ModelSource) -> OpenedModel:
     file = GgufFile(source.path)
     config = config_from_gguf(file)
     expected = expected_tensors(config)
@@ -101,7 +104,16 @@ def _open_gguf(source: ModelSource) -> tuple[ModelConfig, Iterator[tuple[str, to
     # What the network does not read keeps its own name, so that the error shows what the file calls it.
     found = {canonical.get(name, name): file.shape(name) for name in file.tensors if name != ROPE_FREQS}
     _check(source, expected, found)
-    return config, ((name, restore_rows(name, file.tensor(names[name]), config)) for name in expected)
+    tensors = ((name, restore_rows(name, file.tensor(names[name]), config)) for name in expected)
+    return OpenedModel(config, source, tensors, lambda name: _quantized(file, name, names[name], config))
+
+
+def _quantized(file: GgufFile, name: str, gguf_name: str, config: ModelConfig) -> QuantizedTensor | None:
+    tensor = file.quantized(gguf_name)
+    if tensor is None:
+        return None
+    rows = restore_rows(name, torch.from_numpy(tensor.data), config)  # a row is quantized by itself
+    return QuantizedTensor(tensor.kind, rows.contiguous().numpy())
 
 
 def _check(source: ModelSource, expected: Mapping[str, Shape], found: Mapping[str, Shape]) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import gguf
 import numpy as np
 from gguf import GGMLQuantizationType as Kind
 from numpy.typing import NDArray
 
-Bytes = NDArray[np.uint8]
+Bytes = NDArray[Any]  # uint8; numpy's types do not follow shifts and masks
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,12 +13,19 @@ from model.attention.choose import choose_attention
 from model.config import ModelConfig
 from model.cpu.choose import CBackend, NotApplicable, check_model, find_backend
 from model.cpu.runner import CRunner
+from model.cpu.weights import PackedModel, WeightForm
 from model.load import LoadedModel
 from model.network import Network
 from model.runner import Runner
 from scheduler.config import EngineConfig
+from scheduler.machine import free_memory
 
 log = logging.getLogger("pagekv.engine")
+
+FORMS = {"auto": WeightForm.BOTH, "quantized": WeightForm.QUANTIZED, "bfloat16": WeightForm.DENSE}
+
+SPARE = 2
+"""Unpacked weights are kept beside quantized ones only where so many times their bytes are free."""
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -49,15 +56,29 @@ class Backend:
         orders = (SlotOrder.ROWS,) * 2 if self.c is None else (SlotOrder.COLUMNS, SlotOrder.PAIRS)
         return [[PlaneShape(model.num_kv_heads, model.head_dim, order) for order in orders]] * model.num_layers
 
-    def network(self, loaded: LoadedModel, block_size: int, threads: int) -> Network | CRunner:
-        """The weights, packed as they are computed with; those of `loaded` are let go."""
+    def network(self, loaded: LoadedModel, config: EngineConfig, threads: int) -> Network | CRunner:
+        """The weights, packed as they are computed with; those of `loaded` are let go.
+
+        Raises BackendUnavailable for quantized weights of a model that has none.
+        """
         if self.c is not None:
-            return CRunner(
-                loaded.config, loaded.weights, self.c.library, self.c.variant, block_size=block_size, threads=threads
-            )
+            return self._c_runner(self.c, loaded, config, threads)
         network = Network(loaded.config, loaded.weights, device=self.device, dtype=self.dtype)
         loaded.weights.clear()  # the network has fused copies of its own
         return network
+
+    def _c_runner(self, c: CBackend, loaded: LoadedModel, config: EngineConfig, threads: int) -> CRunner:
+        form = FORMS[config.weights]
+        if form is WeightForm.BOTH and _bytes(loaded) * SPARE > free_memory():
+            form = WeightForm.QUANTIZED
+        weights = PackedModel(loaded.config, loaded.weights, loaded.quantized, form, config.block_size)
+        if config.weights == "quantized" and not weights.has_quantized:
+            raise BackendUnavailable(f"{loaded.source.path} has no quantized matrices that the C backend can read.")
+        runner = CRunner(loaded.config, weights, c.library, c.variant, threads=threads)
+        if form is WeightForm.BOTH and weights.has_quantized:
+            rows = runner.measure_quantized(config.block_size, self.dtype)
+            log.info("steps of up to %d tokens read the file's quantized weights", rows)
+        return runner
 
     def runner(self, network: Network | CRunner, storage: KVStorage, block_size: int) -> Runner | CRunner:
         """`network` at work on the blocks of `storage`."""
@@ -71,6 +92,7 @@ class Backend:
 def choose_backend(config: EngineConfig, model: ModelConfig, device: torch.device) -> Backend:
     """Raises BackendUnavailable if what was asked for by name is not to be had."""
     if config.backend == "torch":
+        _refuse_weights(config, "torch computes")
         return Backend(_torch_dtype(config.dtype, device), device, None)
     dtype = torch.bfloat16 if config.dtype == "auto" else DTYPES[config.dtype]
     try:
@@ -81,7 +103,13 @@ def choose_backend(config: EngineConfig, model: ModelConfig, device: torch.devic
             raise BackendUnavailable(f"The C backend cannot be used: {why}.") from why
         if device.type == "cpu":
             log.info("computing with torch, as the C backend cannot be used: %s", why)
+        _refuse_weights(config, str(why))
     return Backend(_torch_dtype(config.dtype, device), device, None)
+
+
+def _refuse_weights(config: EngineConfig, why: str) -> None:
+    if config.weights == "quantized":
+        raise BackendUnavailable(f"Only the C backend computes with quantized weights, and it is not used: {why}.")
 
 
 def _torch_dtype(name: str, device: torch.device) -> torch.dtype:
@@ -92,3 +120,7 @@ def _torch_dtype(name: str, device: torch.device) -> torch.dtype:
         return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
     units = torch.cpu.get_capabilities()
     return torch.bfloat16 if units.get("avx512_bf16") or units.get("amx_bf16") or units.get("bf16") else torch.float32
+
+
+def _bytes(loaded: LoadedModel) -> int:
+    return sum(tensor.nbytes for tensor in loaded.weights.values())

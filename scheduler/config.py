@@ -31,6 +31,7 @@ class EngineConfig:
     dtype: str = "auto"  # auto | float32 | bfloat16 | float16
     device: str = "auto"  # auto | cpu | cuda
     backend: str = "auto"  # auto | c | torch: what computes on the CPU
+    weights: str = "auto"  # auto | quantized | bfloat16: how the C backend keeps what a file has quantized
     block_size: int = 16  # tokens; a power of two
     kv_memory: int | None = None  # bytes; None: a fraction of free memory
     num_blocks: int | None = None  # overrides kv_memory

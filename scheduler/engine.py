@@ -81,7 +81,7 @@ class Engine:
         backend = choose_backend(config, model, self._device)
         dtype = backend.dtype
         loaded = opened.load(dtype=dtype, device=self._device, progress=progress)
-        network = backend.network(loaded, config.block_size, threads)
+        network = backend.network(loaded, config, threads)
         planes = backend.planes(model)
         num_blocks = choose_num_blocks(
             config.num_blocks,
@@ -203,15 +203,19 @@ class Engine:
 
     # -- the loop -----------------------------------------------------------------------------------------------------
 
-    def step(self) -> StepOutput:
-        """One step: what it gave each request of its batch. A step that fails, fails its own requests only."""
+    def step(self, before_network: Callable[[], None] = lambda: None) -> StepOutput:
+        """One step: what it gave each request of its batch. A step that fails, fails its own requests only.
+
+        `before_network` is called, if anything is computed, when all is ready for the network: while that runs, other
+        threads have the interpreter.
+        """
         said = self.scrub()
         batch = self.scheduler.schedule(self._clock())
         self._zero()  # what an abort or a preemption let go of, before anyone writes there
         if not batch.spans:
             return StepOutput(tuple(said), self.stats())
         try:
-            sampled, scored = self._run(batch)
+            sampled, scored = self._run(batch, before_network)
         except Exception as error:  # whatever it was, the other requests go on
             log.exception("a step of %d tokens failed", batch.num_tokens)
             outputs = self.scheduler.fail(batch, f"{type(error).__name__}: {error}", self._clock())
@@ -221,13 +225,17 @@ class Engine:
         self._zero()
         return StepOutput((*said, *outputs), self.stats())
 
-    def _run(self, batch: Batch) -> tuple[dict[str, Sampled], dict[str, list[TokenLogprobs]]]:
+    def _run(
+        self, batch: Batch, before_network: Callable[[], None]
+    ) -> tuple[dict[str, Sampled], dict[str, list[TokenLogprobs]]]:
         """Returns what was sampled, and the log-probabilities of prompt tokens, by request id."""
         self._storage.copy(
             [copy.source.block_id for copy in batch.copies], [copy.target.block_id for copy in batch.copies]
         )
         pending = self._start_masks(batch)
-        logits = self.runner.run(flatten(batch, self.info.block_size, self._device))
+        inputs = flatten(batch, self.info.block_size, self._device)
+        before_network()
+        logits = self.runner.run(inputs)
         prompt_tokens = scored_tokens(batch)
         scored = self._sampler.score(
             logits[: len(prompt_tokens)],

@@ -133,6 +133,12 @@ def main() -> None:
     type=click.Choice(["auto", "c", "torch"]),
     help="What computes on the CPU. auto: C where the processor and the model's shapes allow, else torch.",
 )
+@option(
+    "--weights",
+    default=DEFAULTS.weights,
+    type=click.Choice(["auto", "quantized", "bfloat16"]),
+    help="Quantized matrices as the file has them, or unpacked to --dtype. Same answers bit for bit; auto: by speed.",
+)
 @option("--block-size", default=DEFAULTS.block_size, type=PowerOfTwo(128), help="Tokens per block; a power of two.")
 @option("--kv-memory", type=Memory(), help="Cache size: bytes, or 512MiB, 2GiB. [default: a share of free memory]")
 @option("--num-blocks", type=POSITIVE, help="Cache size in blocks; goes before --kv-memory.")

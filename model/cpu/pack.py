@@ -10,10 +10,8 @@ from model.cpu.quantized import QuantizedPanels
 
 
 class PackedMatrix:
-    """One product's weights in panels, dense or as the file has them or both, with the bias in the order of its columns.
-
-    Owns the memory that `struct` names.
-    """
+    """One product's weights in panels, dense or as the file has them or both, and the bias in the order of its columns;
+    the memory that `struct` names."""
 
     def __init__(
         self,
@@ -42,6 +40,10 @@ class PackedMatrix:
     @property
     def is_quantized(self) -> bool:
         return self._quantized is not None
+
+    def forget_quantized(self) -> None:
+        self._quantized = None
+        self.struct.quantized = None
 
 
 def padded(size: int) -> int:

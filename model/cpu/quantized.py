@@ -1,8 +1,9 @@
-"""Quantized weights in panels (drawn in csrc/quantized.c): the file's own numbers and scales, moved and nothing else."""
+"""Quantized weights in panels (drawn in csrc/quantized.c): the file's own numbers and scales, moved, not changed."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from gguf import GGMLQuantizationType as Kind
@@ -18,7 +19,7 @@ class QuantizedPanels:
     """Panels of one or several matrices side by side, each of its own kind."""
 
     def __init__(self, parts: Sequence[QuantizedTensor]) -> None:
-        """`parts` are of one depth; each but the last has whole panels of rows. See `can_pack`."""
+        """`parts` are of one depth; each but the last has whole panels of rows."""
         panels = [_panels(part) for part in parts]
         sizes = [part.nbytes // len(part) for part in panels for _ in part]
         self.data: Bytes = np.concatenate([part.reshape(-1) for part in panels])
@@ -26,15 +27,17 @@ class QuantizedPanels:
         self.kind = np.repeat([int(part.kind) for part in parts], [len(part) for part in panels]).astype(np.uint8)
 
 
-def can_pack(parts: Sequence[QuantizedTensor | None]) -> bool:
-    """Whether all parts are of kinds that the backend widens, in whole groups and panels."""
-    return all(
-        part is not None
+def pack_quantized(parts: Sequence[QuantizedTensor | None]) -> QuantizedPanels | None:
+    """None unless all parts are of kinds that the backend widens, in whole groups and panels."""
+    whole = [
+        part
+        for part in parts
+        if part is not None
         and part.kind in TAKEN_APART
         and part.depth % GROUP == 0
         and (part is parts[-1] or len(part.data) % PANEL == 0)
-        for part in parts
-    )
+    ]
+    return QuantizedPanels(whole) if len(whole) == len(parts) else None
 
 
 def interleave_rows(gate: QuantizedTensor | None, up: QuantizedTensor | None) -> QuantizedTensor | None:
@@ -62,8 +65,8 @@ def _panels(tensor: QuantizedTensor) -> Bytes:
     return panels.reshape(len(panels), -1)
 
 
-def _lines(values: NDArray[np.generic]) -> Bytes:
-    """[panels, columns, groups, ...] -> [panels, groups, bytes]: all columns of a group, and of what follows, together."""
+def _lines(values: NDArray[Any]) -> Bytes:
+    """[panels, columns, groups, ...] -> [panels, groups, bytes]: what all columns have in a group, side by side."""
     return np.ascontiguousarray(np.moveaxis(values, 1, -1)).view(np.uint8).reshape(len(values), values.shape[2], -1)
 
 

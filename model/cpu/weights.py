@@ -10,7 +10,7 @@ import torch
 from model.config import ModelConfig
 from model.cpu import library as c
 from model.cpu.pack import PackedMatrix, interleave, padded
-from model.cpu.quantized import QuantizedPanels, can_pack, interleave_rows
+from model.cpu.quantized import interleave_rows, pack_quantized
 from model.quantized import QuantizedTensor
 
 
@@ -68,6 +68,12 @@ class PackedModel:
         """Whether any matrix is kept as the file has it."""
         return any(isinstance(kept, PackedMatrix) and kept.is_quantized for kept in self._kept)
 
+    def forget_quantized(self) -> None:
+        """Free what quantized rows of 0 keep from being read ever again."""
+        for kept in self._kept:
+            if isinstance(kept, PackedMatrix):
+                kept.forget_quantized()
+
     def _read_layer(self, layer: c.Layer, name: str) -> None:
         config = self._config
         attention, mlp = f"{name}.self_attn", f"{name}.mlp"
@@ -99,7 +105,7 @@ class PackedModel:
     def _keep(
         self, weight: torch.Tensor, bias: torch.Tensor | None, stored: Sequence[QuantizedTensor | None]
     ) -> c.Matrix:
-        panels = QuantizedPanels(stored) if can_pack(stored) else None
+        panels = pack_quantized(stored)
         packed = PackedMatrix(weight, bias, panels, dense=panels is None or self._form is not WeightForm.QUANTIZED)
         self._kept.append(packed)
         return packed.struct
