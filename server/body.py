@@ -137,11 +137,11 @@ def bad_field(error: ValidationError) -> BadRequest:
 
 def field_path(location: Sequence[int | str]) -> str | None:
     """('messages', 1, 'content') -> 'messages[1].content'. A name is repeated only so far. Names in angle brackets
-    are those of a union's branches, which a client has never heard of."""
+    are those of a union's branches, which a client has never heard of; one by itself is a client's."""
     path = ""
     for part in location:
         if isinstance(part, int):
             path += f"[{part}]"
-        elif not part.startswith("<"):
+        elif not part.startswith("<") or len(location) == 1:
             path += ("." if path else "") + shorten(part, MAX_NAME)
     return path or None

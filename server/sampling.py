@@ -26,6 +26,7 @@ def sampling_params(
     if body.min_tokens > max_tokens:
         message = f"Invalid 'min_tokens': {body.min_tokens} is above the {max_tokens} tokens that may be generated."
         raise BadRequest(message, param="min_tokens", code="invalid_value")
+    refuse_nothing_to_say(body, bad_words, info)
     return SamplingParams(
         max_tokens=max_tokens,
         seed=(secrets.randbits(63) if body.seed is None else body.seed) & SEED_MASK,
@@ -45,6 +46,18 @@ def sampling_params(
         allowed_token_ids=None if body.allowed_token_ids is None else tuple(sorted(set(body.allowed_token_ids))),
         bad_words=tuple(bad_words),
     )
+
+
+def refuse_nothing_to_say(body: GenerationBody, bad_words: Sequence[tuple[int, ...]], info: EngineInfo) -> None:
+    """Where every allowed token is forbidden from the start."""
+    if body.allowed_token_ids is None:
+        return
+    forbidden = {word[0] for word in bad_words if len(word) == 1}
+    if body.min_tokens > 0:
+        forbidden.update(body.stop_token_ids, () if body.ignore_eos else info.eos_token_ids)
+    if forbidden.issuperset(body.allowed_token_ids):
+        message = "Invalid 'allowed_token_ids': none of them may be chosen, by bad_words or min_tokens."
+        raise BadRequest(message, param="allowed_token_ids", code="invalid_value")
 
 
 def biases(by_token: Mapping[str, float], vocab_size: int) -> tuple[tuple[int, float], ...]:

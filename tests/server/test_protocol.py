@@ -13,7 +13,7 @@ from server.errors import BadRequest, UnknownModel
 from server.protocol import ChatBody, CompletionBody, GenerationBody
 from server.sampling import sampling_params
 from server.served import ServedModels
-from tests.server.fake_engine import INFO
+from tests.server.fake_engine import EOS, INFO
 
 HELLO = [{"role": "user", "content": "hello"}]
 
@@ -174,6 +174,7 @@ def test_an_error_repeats_only_so_much(body: dict[str, Any]) -> None:
             ServedModels("toy").adapter(body["model"])
         assert len(orjson.dumps(unknown.value.body())) < 4000
         return
+    assert refusal(CompletionBody, {"prompt": "x", "<b>": 1}).param == "<b>"
     error = refusal(CompletionBody, {"prompt": "x", **body})
     assert error.param is not None and error.param.endswith("\u2026") and len(orjson.dumps(error.body())) < 400
 
@@ -231,6 +232,19 @@ def test_sampling_refuses_unknown_stop_tokens_and_too_many_min_tokens() -> None:
         sampling_params(CompletionBody(prompt="x", stop_token_ids=[300]), 16, INFO)
     with pytest.raises(BadRequest, match="20 is above the 16 tokens"):
         sampling_params(CompletionBody(prompt="x", min_tokens=20), 16, INFO)
+
+
+def test_sampling_refuses_to_have_nothing_to_choose() -> None:
+    nothing: list[tuple[dict[str, Any], list[tuple[int, ...]]]] = [
+        ({"allowed_token_ids": [7, 8]}, [(7,), (8,), (9, 7)]),
+        ({"allowed_token_ids": [EOS], "min_tokens": 1}, []),
+        ({"allowed_token_ids": [EOS, 7], "min_tokens": 1, "stop_token_ids": [7]}, []),
+    ]
+    for fields, bad_words in nothing:
+        with pytest.raises(BadRequest, match="none of them may be chosen"):
+            sampling_params(CompletionBody(prompt="x", **fields), 16, INFO, bad_words)
+    sampling_params(CompletionBody(prompt="x", allowed_token_ids=[7]), 16, INFO, [(7, 7)])
+    sampling_params(CompletionBody(prompt="x", allowed_token_ids=[EOS], min_tokens=1, ignore_eos=True), 16, INFO)
 
 
 @pytest.mark.parametrize("value", [None, "", "text/plain", "application/x-www-form-urlencoded", "application/jsonp"])
