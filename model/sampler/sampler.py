@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -32,6 +33,26 @@ class Sampler:
         Errors: ValueError when the shapes do not fit. A row without a finite maximum (NaN from a broken network), or
         with every token banned, gives a SamplingFailure in its place.
         """
+        if logits.device.type != "cpu" and logits.shape == (len(rows), self._vocab_size):
+            return self._sample_on_device(logits, rows)
+        return self._sample_on_host(logits, rows)
+
+    def _sample_on_device(
+        self, logits: torch.Tensor, rows: Sequence[SampleRow]
+    ) -> list[SampledToken | SamplingFailure]:
+        """Greedy rows are settled where their logits lie; only the logits of the others travel to the host."""
+        others = [index for index, row in enumerate(rows) if not _is_greedy(row)]
+        sampled = dict(zip(others, self._sample_on_host(logits[others], [rows[i] for i in others]), strict=True))
+        if len(others) < len(rows):
+            peaks, best = logits.max(dim=1)
+            found: list[list[float]] = torch.stack((best.double(), peaks.double())).tolist()
+            for index, (token_id, peak) in enumerate(zip(*found, strict=True)):
+                if index not in sampled:
+                    finite = math.isfinite(peak)
+                    sampled[index] = SampledToken(int(token_id)) if finite else _broken(rows[index].position)
+        return [sampled[index] for index in range(len(rows))]
+
+    def _sample_on_host(self, logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[SampledToken | SamplingFailure]:
         values = self._values(logits, len(rows))
         if not rows:
             return []
@@ -80,6 +101,16 @@ class Sampler:
             choice.scored = with_logprobs(row, weights, choice.token_id, choice.params.logprobs or 0)
 
 
+def _is_greedy(row: SampleRow) -> bool:
+    """Whether the row's token is the most likely one, and nothing else is asked."""
+    params = row.history.params
+    return params.temperature < GREEDY_BELOW and params.logprobs is None and not is_adjusted(row)
+
+
+def _broken(position: int) -> SamplingFailure:
+    return SamplingFailure(f"the network's logits at position {position} are not finite", True)
+
+
 class _Choice:
     """A row on its way to a token: its logits as they came and as they were changed, and what was chosen so far."""
 
@@ -93,7 +124,7 @@ class _Choice:
         self.failure: SamplingFailure | None = None
         self.scored: SampledToken | None = None
         if not np.isfinite(logits[best]):
-            self.failure = SamplingFailure(f"the network's logits at position {row.position} are not finite", True)
+            self.failure = _broken(row.position)
 
     def adjust(self, changed: NDArray[np.float32]) -> None:
         """Choose by a copy of the logits, which is changed as the row says."""

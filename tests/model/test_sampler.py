@@ -397,6 +397,19 @@ def test_tokens_at_minus_infinity_are_never_drawn() -> None:
     assert {_token(logits, _row(PLAIN, position)) for position in range(200)} == {1}
 
 
+def test_on_a_device_only_rows_that_need_their_logits_take_another_way() -> None:
+    logits = torch.randn(6, VOCAB, generator=torch.Generator().manual_seed(0))
+    logits[1, 7] = math.nan
+    logits[2, [9, 4]] = 50.0
+    params = [GREEDY, GREEDY, GREEDY, PLAIN, replace(GREEDY, logprobs=2), replace(GREEDY, logit_bias=((3, 100.0),))]
+    rows = [_row(each, position) for position, each in enumerate(params)]
+    sampler = Sampler(VOCAB)
+    assert sampler._sample_on_device(logits, rows) == sampler._sample_on_host(logits, rows)
+    assert sampler._sample_on_device(logits[:0], []) == []
+    only = [_row(PLAIN, 3)]
+    assert sampler._sample_on_device(logits[3:4], only) == sampler._sample_on_host(logits[3:4], only)
+
+
 def test_shapes_are_checked() -> None:
     assert Sampler(4).sample(torch.zeros(0, 4), []) == []
     with pytest.raises(ValueError, match="do not fit"):
