@@ -60,7 +60,7 @@ async def drop_blocks(client: httpx.AsyncClient, model: str, prompt: Sequence[in
 
 
 async def complete(
-    client: httpx.AsyncClient, model: str, prompt: Sequence[int], max_tokens: int, **fields: float
+    client: httpx.AsyncClient, model: str, prompt: Sequence[int], max_tokens: int, **fields: object
 ) -> Answer:
     """Sends token ids, greedy unless `fields` say otherwise, deaf to end-of-sequence: every run does the same work.
 

@@ -1,9 +1,9 @@
 """Where the time of a step goes:  python -m benchmarks.steps
 
 Starts a server of ours with a stopwatch inside, lets 1, 4, 8 and 16 requests decode at once, over HTTP as users do,
-greedy and sampled, and splits each step into its parts. Prompts come from a fixed seed; every number is a median over
-steps. "Around" is the share of a step and the pause after it that is not the network's; "event loop" is what the other
-thread of the process worked meanwhile. The last line printed is one JSON document.
+greedy, sampled and held to a grammar, and splits each step into its parts. Prompts come from a fixed seed; every number
+is a median over steps. "Around" is the share of a step and the pause after it that is not the network's; "event loop"
+is what the other thread of the process worked meanwhile. The last line printed is one JSON document.
 """
 
 from __future__ import annotations
@@ -31,10 +31,20 @@ from benchmarks.launch import free_port, running
 from benchmarks.stopwatch import NETWORK, PARTS
 
 REQUESTS = (1, 4, 8, 16)
-KINDS: Mapping[str, Mapping[str, float]] = {
+RECORDS = {  # longer than what is decoded: a text that is complete has only an end to be held to
+    "type": "array",
+    "minItems": 40,
+    "items": {
+        "type": "object",
+        "properties": {"name": {"type": "string"}, "size": {"type": "number"}, "kind": {"enum": ["a", "b"]}},
+        "required": ["name", "size", "kind"],
+    },
+}
+KINDS: Mapping[str, Mapping[str, Any]] = {
     "greedy": {},
     "temperature": {"temperature": 1.0, "seed": 7},
     "top_p": {"temperature": 0.8, "top_p": 0.95, "seed": 7},
+    "guided": {"structured_outputs": {"json": RECORDS}},
 }
 
 Record = dict[str, Any]

@@ -35,6 +35,7 @@ from model.runner import Runner
 from model.sampler import Sampler
 from scheduler.batch import Batch
 from scheduler.engine import Engine
+from scheduler.guided import Guide, Guides, PendingMasks
 from scheduler.scheduler import Scheduler
 
 PARTS = (
@@ -44,6 +45,7 @@ PARTS = (
     "attention",
     "elementwise",
     "head",
+    "masks",  # of requests held to a grammar: handed to threads before the network, and waited for after it
     "sampler",
     "update",
     "other",  # of the step: copies, zeroing, gauges
@@ -60,6 +62,8 @@ PLACES: tuple[tuple[Any, str, str], ...] = (
     (TorchReference, "attend", "attention"),
     (Network, "_logits", "head"),
     (Runner, "run", "elementwise"),
+    (Guides, "start", "masks"),
+    (PendingMasks, "collect", "masks"),
     (Sampler, "sample", "sampler"),
     (Sampler, "score", "sampler"),
     (Scheduler, "update", "update"),
@@ -177,6 +181,8 @@ class Stopwatch:
 
 def kind_of(batch: Batch) -> str:
     params = batch.sampled[0].params
+    if isinstance(batch.sampled[0].guide, Guide):
+        return "guided"
     if params.temperature == 0.0:
         return "greedy"
     return "top_p" if params.top_p < 1.0 else "temperature"

@@ -7,9 +7,13 @@ from pathlib import Path
 import pytest
 
 from benchmarks.stopwatch import NETWORK, PARTS, watch
+from scheduler.commands import SetVocabulary
 from scheduler.engine import Engine
+from scheduler.messages import GenerationRequest, Grammar, GrammarKind, SamplingParams
 from tests.model.tiny import save_tiny
 from tests.recovery.harness import Watched, make_engine
+from tests.server.real import save_chat_model
+from tests.server.tiny_tokenizers import byte_level
 
 PROMPT = list(range(5, 25))
 
@@ -36,6 +40,20 @@ def test_each_step_of_decoding_is_split_into_its_parts(checkpoint: Path) -> None
             assert set(record[clock]) == set(PARTS)
         assert all(record["wall"][part] > 0 for part in ("schedule", "inputs", "head", "sampler", "update", "idle"))
         assert sum(record["wall"][part] for part in NETWORK) > 0.2 * sum(record["wall"].values())
+
+
+def test_a_guided_request_has_masks(tmp_path: Path) -> None:
+    save_chat_model(tmp_path)
+    with watch() as stopwatch:
+        engine = make_engine(tmp_path)
+        engine.command(SetVocabulary(byte_level().backend_tokenizer.to_str()))
+        params = SamplingParams(max_tokens=4, seed=0)
+        engine.add(GenerationRequest("r", (5, 6), params, grammar=Grammar(GrammarKind.REGEX, "[a-z]{9}")))
+        while engine.has_work:
+            engine.step()
+        engine.guides.close()
+    assert [record["kind"] for record in stopwatch.records] == ["guided"] * 3
+    assert all(record["wall"]["masks"] > 0 for record in stopwatch.records)
 
 
 def test_a_stand_in_takes_its_time(checkpoint: Path) -> None:
