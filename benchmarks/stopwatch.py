@@ -99,11 +99,11 @@ class Stopwatch:
 
         return decorate
 
-    def step(self, function: Callable[[Engine], Any]) -> Callable[[Engine], Any]:
+    def step(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Around Engine.step."""
 
         @functools.wraps(function)
-        def wrapper(engine: Engine) -> Any:
+        def wrapper(engine: Engine, *args: Any) -> Any:
             now = time.perf_counter(), time.thread_time()
             loop = time.clock_gettime(self._loop)
             self._step = {
@@ -118,7 +118,7 @@ class Stopwatch:
                 self._step["loop"] = loop - self._ended[2]  # of the last step and the time after it
             self._marks, self._parts = now, ["other"]
             try:
-                return function(engine)
+                return function(engine, *args)
             finally:
                 self._leave()
                 if self._ended is not None and self._step["requests"]:

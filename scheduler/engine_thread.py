@@ -56,6 +56,9 @@ class _Call:
 class EngineThread:
     """Takes requests from any thread; `deliver` is called on the engine's thread after each step that said something.
 
+    What a step said is held back until the next one's network runs, or until nothing is left to do: whoever is woken to
+    read it would take the interpreter from the engine while it prepares that step. A request's first token is not.
+
     Requests and aborts are taken in the order they were submitted, between steps. Every request gets exactly one
     terminal output, also one that comes when the engine has ended: then it is delivered on the submitter's thread.
     """
@@ -69,6 +72,7 @@ class EngineThread:
         self._started: queue.SimpleQueue[EngineInfo | BaseException] = queue.SimpleQueue()
         self._ended = threading.Event()  # nobody takes from the inbox any more
         self._last_stats = EngineStats()
+        self._held: StepOutput | None = None
         self._guides: Guides | None = None  # once the engine has started
 
     def start(self) -> EngineInfo:
@@ -129,7 +133,7 @@ class EngineThread:
         try:
             while self._take(engine):
                 if engine.has_work:
-                    self._deliver(engine.step())
+                    self._step(engine)
         except BaseException:
             log.exception("the engine's thread died")
         finally:
@@ -138,10 +142,23 @@ class EngineThread:
             self._guides = None
             engine.guides.close()
             try:
+                self._let_go()
                 self._deliver(StepOutput(tuple(engine.abort_all()), engine.stats()))
             except BaseException:
                 log.exception("the last outputs could not be delivered")
             self._refuse_all()
+
+    def _step(self, engine: Engine) -> None:
+        step = engine.step(self._let_go)
+        self._let_go()  # of what came before, if nothing was computed
+        self._held = step
+        if not engine.has_work or any(output.time_to_first_token is not None for output in step.outputs):
+            self._let_go()
+
+    def _let_go(self) -> None:
+        held, self._held = self._held, None
+        if held is not None:
+            self._deliver(held)
 
     def _refuse_all(self) -> None:
         """Nobody will take what is in the inbox: tell those who wait for an answer or an output."""
@@ -177,5 +194,6 @@ class EngineThread:
             if output is not None:
                 said.append(output)
         if said or changed:
+            self._let_go()  # first, so that a request's end stays its last output
             self._deliver(StepOutput(tuple(said), engine.stats()))
         return going

@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from model.runner import Runner
 from scheduler.commands import CacheTarget, ChangeCache, CommandRefused, Operation, PlanPrompt
 from scheduler.config import EngineConfig
 from scheduler.engine import Engine
 from scheduler.engine_thread import EngineGone, EngineThread
 from scheduler.messages import FinishReason, GenerationRequest, SamplingParams, StepOutput
+from scheduler.scheduler import Scheduler
 
 TIMEOUT = 30.0
 
@@ -267,3 +269,54 @@ def test_an_answer_nobody_waits_for_any_more(thread: EngineThread, listener: Lis
     answer.cancel()
     thread.submit(request("b"))
     assert len(listener.wait(2)) == 2 and thread.alive
+
+
+def test_what_a_step_said_is_held_until_the_next_one_is_ready_for_its_network(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its readers would take the interpreter from the engine in between. A first token is not held."""
+    events: list[str] = []
+    ended = threading.Event()
+
+    def deliver(step: StepOutput) -> None:
+        events.extend(f"told {output.num_generated}" for output in step.outputs)
+        if any(output.finish_reason is not None for output in step.outputs):
+            ended.set()
+
+    def log(owner: type, name: str, event: str) -> None:
+        original = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *args: (events.append(event), original(*args))[1])
+
+    log(Scheduler, "schedule", "schedule")
+    log(Runner, "run", "network")
+    thread = EngineThread(config(checkpoint, backend="torch"), deliver, progress=False)
+    thread.start()
+    try:
+        thread.submit(request("a", max_tokens=4))
+        assert ended.wait(TIMEOUT)
+    finally:
+        thread.stop()
+    step = ["schedule", "network"]
+    assert events == [
+        *step,
+        "told 1",
+        *step,
+        "schedule",
+        "told 2",
+        "network",
+        "schedule",
+        "told 3",
+        "network",
+        "told 4",
+    ]
+
+
+def test_what_is_held_comes_before_an_abort(thread: EngineThread, listener: Listener) -> None:
+    """A request's end is its last output, and no token that was made is lost."""
+    thread.submit(request("a", max_tokens=400))
+    listener.wait_for_token()
+    thread.abort("a")
+    listener.wait(1)
+    outputs = [output for step in listener.steps for output in step.outputs]
+    assert outputs[-1].finish_reason is FinishReason.ABORT
+    assert outputs[-1].num_generated == sum(len(output.token_ids) for output in outputs)
