@@ -18,7 +18,7 @@ from torch.nn import functional
 from model.attention.base import Attention, Planes
 from model.config import ModelConfig
 from model.inputs import AdapterRows, StepInputs
-from model.linear import Linear, fuse
+from model.linear import Linear, fuse, prepack
 from model.numerics import pad_rows, rms_norm, silu
 from model.rope import RotaryTable, rotate
 
@@ -53,7 +53,8 @@ class Network:
         self._embedding = read.tensor("model.embed_tokens.weight")
         self._layers = tuple(_read_layer(config, read, f"model.layers.{index}") for index in range(config.num_layers))
         self._norm = read.tensor("model.norm.weight")
-        self._head = Linear(self._embedding) if config.tie_embeddings else read.linear("lm_head", bias=False)
+        head = Linear(self._embedding) if config.tie_embeddings else read.linear("lm_head", bias=False)
+        self._head = prepack(head)
         self._rotary = RotaryTable(config.rope, config.head_dim, device)
 
     def reserve(self, positions: int) -> None:
@@ -141,16 +142,16 @@ def _read_layer(config: ModelConfig, read: _Reader, name: str) -> Layer:
         attention_norm=read.tensor(f"{name}.input_layernorm.weight"),
         qkv=_read_fused(read, f"{name}.self_attn.qkv_proj", ("q", "k", "v"), bias=config.qkv_bias),
         qk_norm=_read_qk_norm(config, read, name) if config.qk_norm else None,
-        o=read.linear(f"{name}.self_attn.o_proj", bias=config.o_bias),
+        o=prepack(read.linear(f"{name}.self_attn.o_proj", bias=config.o_bias)),
         mlp_norm=read.tensor(f"{name}.post_attention_layernorm.weight"),
         gate_up=_read_fused(read, f"{name}.mlp.gate_up_proj", ("gate", "up"), bias=config.mlp_bias),
-        down=read.linear(f"{name}.mlp.down_proj", bias=config.mlp_bias),
+        down=prepack(read.linear(f"{name}.mlp.down_proj", bias=config.mlp_bias)),
     )
 
 
 def _read_fused(read: _Reader, name: str, parts: Sequence[str], *, bias: bool) -> Linear:
     module = name.rpartition(".")[0]
-    return fuse([read.linear(f"{module}.{part}_proj", bias=bias) for part in parts], name)
+    return prepack(fuse([read.linear(f"{module}.{part}_proj", bias=bias) for part in parts], name))
 
 
 def _read_qk_norm(config: ModelConfig, read: _Reader, name: str) -> torch.Tensor:

@@ -56,6 +56,8 @@ def describe(device: torch.device, dtype: torch.dtype) -> str:
     """A name for the arithmetic of everything but attention: two machines with other bits should have other names."""
     if device.type == "cpu":
         blas = "mkl" if torch.backends.mkl.is_available() else "blas"  # type: ignore[no-untyped-call]
+        if torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]  # multiplies prepacked weights
+            blas = f"onednn-{blas}"
         unit = f"{torch.backends.cpu.get_cpu_capability()}-{blas}-rows{ROW_MULTIPLE}"
     elif device.type == "cuda":
         unit = torch.cuda.get_device_name(device).replace(" ", "_")
