@@ -10,6 +10,8 @@ ARG PYTHON=3.11
 FROM python:${PYTHON}-slim-bookworm AS build
 ARG DEVICE=cpu
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+# The CPU backend is C; the final image needs no compiler.
+RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*
 RUN python -m venv /opt/pagekv
 ENV PATH=/opt/pagekv/bin:$PATH
 WORKDIR /src
