@@ -94,7 +94,7 @@ class Tokenizer:
         added = tokenizer.added_tokens_decoder
         self.special_token_ids = frozenset(tokenizer.all_special_ids) | {id for id in added if added[id].special}
         self._added_text = {id: token.content for id, token in added.items()}
-        texts = {id: str(backend.id_to_token(id)) for id in self.special_token_ids}
+        texts = {id: text for id in self.special_token_ids if (text := backend.id_to_token(id)) is not None}
         self._special_text = SpecialText(backend, texts)
         self._bound = text_bound(backend, added)
         self._decoders = _decoder_types(backend.decoder)
