@@ -27,7 +27,7 @@ _PRODUCTS = ("self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.
 class CRunner:
     """A decoder whose step is one call into the library. Not thread-safe; the library has threads of its own.
 
-    Raises MemoryError.
+    `seconds` are those that the parts of the last step took, in the order of library.TIMES. Raises MemoryError.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class CRunner:
         """
         assert self._cache is not None, "no cache attached"
         ids, positions, slots, tables = (_numbers(each) for each in self._flat(inputs))
-        logit_rows, order = np.unique(_numbers(inputs.logit_rows), return_inverse=True)
+        logit_rows, order = _ascending(_numbers(inputs.logit_rows))
         groups = _groups(inputs)
         last_groups = _last_groups(logit_rows, groups)
         cos, sin = self._rotary.tables(max(inputs.kv_len))
@@ -120,10 +120,10 @@ class CRunner:
             table_width=tables.shape[1],
             num_adapters=len(adapters),
         )
+        ctypes.memset(self.seconds, 0, ctypes.sizeof(self.seconds))
         if self._library.step(self._engine, step) != 0:
             raise MemoryError(f"no memory for a step of {len(ids)} rows")
-        in_order = len(order) == len(logit_rows) and bool((np.diff(order) > 0).all())
-        return logits if in_order else logits[torch.from_numpy(order)]
+        return logits if order is None else logits[torch.from_numpy(order)]
 
     @staticmethod
     def _flat(inputs: StepInputs) -> tuple[torch.Tensor, ...]:
@@ -146,15 +146,27 @@ def _numbers(tensor: torch.Tensor) -> NDArray[np.int64]:
     return numbers
 
 
+def _ascending(rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
+    """The rows in ascending order, each once; and where among them the given ones are, None if they were so already."""
+    if bool((rows[1:] > rows[:-1]).all()):
+        return rows, None
+    return np.unique(rows, return_inverse=True)
+
+
 def _groups(inputs: StepInputs) -> NDArray[np.int32]:
     """[S, 4]: row, count, position and table of each span."""
-    counts = np.array(inputs.q_len, dtype=np.int32)
-    starts = np.cumsum(counts) - counts
-    return np.stack((starts, counts, np.array(inputs.kv_len) - counts, np.arange(len(counts))), axis=1, dtype=np.int32)
+    groups = np.empty((len(inputs.q_len), c.GROUP_FIELDS), dtype=np.int32)
+    groups[:, 1] = inputs.q_len
+    groups[:, 0] = groups[:, 1].cumsum() - groups[:, 1]
+    groups[:, 2] = inputs.kv_len - groups[:, 1]
+    groups[:, 3] = np.arange(len(groups))
+    return groups
 
 
 def _last_groups(logit_rows: NDArray[np.int64], groups: NDArray[np.int32]) -> NDArray[np.int32]:
     """Runs of neighbours among `logit_rows` (ascending), each within one span; rows count among the logits."""
+    if len(logit_rows) == len(groups) and bool((groups[:, 1] == 1).all()):
+        return groups  # all rows are wanted, as when every request decodes
     if not len(logit_rows):
         return np.empty((0, c.GROUP_FIELDS), dtype=np.int32)
     span = np.searchsorted(groups[:, 0], logit_rows, side="right") - 1
