@@ -22,7 +22,7 @@
 
 #define CHUNK_ROWS 48     /* of x stay in the second-level cache while all panels pass by */
 #define BLOCK_VECTORS 2   /* of columns in a block */
-#define BLOCK_DEPTH 256   /* values; quantized: */
+#define BLOCK_DEPTH 320   /* values at most; quantized: */
 #define QUANTIZED_DEPTH 128
 
 /* y[r][j] += row r times the vectors j: w[j] at each step, `stride` units further at the next. */
@@ -117,9 +117,11 @@ static void dense_panel(const pk_matrix *w, int panel, const act *x, int rows, f
     block_rows(rows, WHOLE_VECTORS, x, (size_t)w->depth, words, w->depth / DEPTH, y);
 #else
     unit block[BLOCK_DEPTH * BLOCK_VECTORS * LANES] __attribute__((aligned(64)));
+    const int blocks = (w->depth + BLOCK_DEPTH - 1) / BLOCK_DEPTH;
+    const int most = (w->depth / blocks + PANEL - 1) / PANEL * PANEL; /* of equal depth, but for the last one */
     for (int column = 0; column < PANEL; column += BLOCK_VECTORS * LANES)
-        for (int k = 0; k < w->depth; k += BLOCK_DEPTH) {
-            int depth = w->depth - k < BLOCK_DEPTH ? w->depth - k : BLOCK_DEPTH;
+        for (int k = 0; k < w->depth; k += most) {
+            int depth = w->depth - k < most ? w->depth - k : most;
             v_widen(BLOCK_VECTORS, words + (size_t)k / DEPTH * PANEL + column, PANEL, depth / DEPTH, block);
             block_rows(rows, BLOCK_VECTORS, x + k, (size_t)w->depth, block, depth, y + column);
         }
