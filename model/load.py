@@ -37,12 +37,16 @@ class LoadedModel:
 
 @dataclass(frozen=True, slots=True)
 class OpenedModel:
-    """A model whose configuration is known and whose tensors are all there, but not read yet; to be loaded once."""
+    """A model whose configuration is known and whose tensors are all there, but not read yet; to be loaded once.
+
+    `in_file` says that the tensors may be views of the file.
+    """
 
     config: ModelConfig
     source: ModelSource
     tensors: Iterator[tuple[str, torch.Tensor]]
     quantized: Callable[[str], QuantizedTensor | None]
+    in_file: bool
 
     def load(self, *, dtype: torch.dtype, device: torch.device, progress: bool = True) -> LoadedModel:
         """Convert each tensor to `dtype` and put it on `device`; one tensor at a time, to spare memory.
@@ -54,7 +58,7 @@ class OpenedModel:
         weights: dict[str, torch.Tensor] = {}
         for name, tensor in _with_progress(self.tensors, count, source.name if progress else None):
             # A copy even where nothing is converted: a view of the file would change, or crash, along with the file.
-            weights[name] = tensor.to(dtype=dtype, device=device, copy=True).contiguous()
+            weights[name] = tensor.to(dtype=dtype, device=device, copy=self.in_file).contiguous()
         return LoadedModel(config, weights, digest_model(config, weights), source, self.quantized)
 
 
@@ -92,7 +96,7 @@ def _open_hf(source: ModelSource) -> OpenedModel:
         ignored.add("lm_head.weight")  # a second copy of the embedding that some checkpoints keep
     found = {name: files.shape(name) for name in files.names() - ignored}
     _check(source, expected, found)
-    return OpenedModel(config, source, files.read(set(expected)), lambda name: None)
+    return OpenedModel(config, source, files.read(set(expected)), lambda name: None, in_file=True)
 
 
 def _open_gguf(source: ModelSource) -> OpenedModel:
@@ -105,7 +109,7 @@ def _open_gguf(source: ModelSource) -> OpenedModel:
     found = {canonical.get(name, name): file.shape(name) for name in file.tensors if name != ROPE_FREQS}
     _check(source, expected, found)
     tensors = ((name, restore_rows(name, file.tensor(names[name]), config)) for name in expected)
-    return OpenedModel(config, source, tensors, lambda name: _quantized(file, name, names[name], config))
+    return OpenedModel(config, source, tensors, lambda name: _quantized(file, name, names[name], config), in_file=False)
 
 
 def _quantized(file: GgufFile, name: str, gguf_name: str, config: ModelConfig) -> QuantizedTensor | None:
