@@ -131,6 +131,10 @@ static void dense_panel(const pk_matrix *w, int panel, const act *x, int rows, f
 static void quantized_panel(const pk_matrix *w, int panel, const act *x, int rows, float *y) {
     const char *groups = w->quantized + w->panel_at[panel];
     const size_t group_bytes = quantized_group_bytes(w->kind[panel]);
+    if (rows <= QUANTIZED_ROWS) {
+        quantized_dot(w->kind[panel], rows, groups, w->depth / GROUP, x, (size_t)w->depth, y);
+        return;
+    }
     const int vectors = rows <= WHOLE_ROWS ? WHOLE_VECTORS : BLOCK_VECTORS;
     unit block[QUANTIZED_DEPTH * PANEL] __attribute__((aligned(64)));
     memset(y, 0, sizeof(float) * (size_t)rows * PANEL);

@@ -80,26 +80,37 @@ INLINE vi round_bits(vf value) {
 }
 #endif
 
-INLINE void store_units(const int kind, const uint32_t *words, affine a, int k, size_t stride, unit *out) {
+/* What is multiplied with values k .. of the rows: one value, or two as a pair. */
+INLINE vw unit_of(const int kind, const uint32_t *words, affine a, int k) {
+    vf value = dequantize(kind, words, a, k);
 #if PK_DOT
-    vi even = round_bits(dequantize(kind, words, a, k)), odd = round_bits(dequantize(kind, words, a, k + 1));
-    _mm512_storeu_si512(out + (size_t)k / 2 * stride, vi_or(vi_right(even, 16), vi_and(odd, vi_set1((int)0xffff0000u))));
+    vi odd = round_bits(dequantize(kind, words, a, k + 1));
+    return vi_or(vi_right(round_bits(value), 16), vi_and(odd, vi_set1((int)0xffff0000u)));
+#elif PK_BF16
+    return vf_of_bits(vi_and(round_bits(value), vi_set1((int)0xffff0000u)));
 #else
-    for (int i = k; i < k + 2; i++) {
-        vf value = dequantize(kind, words, a, i);
-#if PK_BF16
-        value = vf_of_bits(vi_and(round_bits(value), vi_set1((int)0xffff0000u)));
-#endif
-        vf_store(out + (size_t)i * stride, value);
-    }
+    return value;
 #endif
 }
+
+INLINE void unit_store(unit *p, vw w) {
+#if PK_DOT
+    _mm512_storeu_si512(p, w);
+#else
+    vf_store(p, w);
+#endif
+}
+
+/* -- many rows: units, to be multiplied by linear.c -------------------------------------------------------------- */
 
 INLINE void group_units(const int kind, const char *group, int column, size_t stride, unit *out) {
     const uint32_t *words = (const uint32_t *)group + column;
     for (int half = 0; half < 2; half++) {
         const affine a = read_affine(kind, group, column, half);
-        UNROLL for (int k = 0; k < GROUP / 2; k += 2) store_units(kind, words, a, half * GROUP / 2 + k, stride, out);
+        UNROLL for (int i = 0; i < GROUP / 2; i += UNIT_DEPTH) {
+            const int k = half * GROUP / 2 + i;
+            unit_store(out + (size_t)k / UNIT_DEPTH * stride, unit_of(kind, words, a, k));
+        }
     }
 }
 
@@ -115,5 +126,43 @@ INLINE void units(const int kind, const char *group, int groups, int column, int
         break;
 
 void quantized_units(int kind, const char *group, int groups, int column, int vectors, unit *out) {
+    switch (kind) { CASE(Q4_0) CASE(Q4_1) CASE(Q8_0) CASE(Q4_K) CASE(Q6_K) }
+}
+#undef CASE
+
+/* -- few rows: multiplied as they are widened -------------------------------------------------------------------- */
+
+INLINE void dot(const int kind, const int rows, const char *group, int groups, const act *x, size_t stride, float *y) {
+    vf sums[QUANTIZED_ROWS][PANEL / LANES];
+    UNROLL for (int r = 0; r < rows; r++)
+        UNROLL for (int j = 0; j < PANEL / LANES; j++) sums[r][j] = vf_zero();
+    for (int g = 0; g < groups; g++, group += quantized_group_bytes(kind), x += GROUP)
+        for (int half = 0; half < 2; half++) {
+            affine a[PANEL / LANES];
+            UNROLL for (int j = 0; j < PANEL / LANES; j++) a[j] = read_affine(kind, group, j * LANES, half);
+            UNROLL for (int i = 0; i < GROUP / 2; i += UNIT_DEPTH) {
+                const int k = half * GROUP / 2 + i;
+                UNROLL for (int j = 0; j < PANEL / LANES; j++) {
+                    vw w = unit_of(kind, (const uint32_t *)group + j * LANES, a[j], k);
+                    UNROLL for (int r = 0; r < rows; r++)
+                        sums[r][j] = v_multiply_add(sums[r][j], w, vx_part(x + r * stride + k, 0));
+                }
+            }
+        }
+    UNROLL for (int r = 0; r < rows; r++)
+        UNROLL for (int j = 0; j < PANEL / LANES; j++) vf_store(y + r * PANEL + j * LANES, sums[r][j]);
+}
+
+#define CASE(kind)                                                         \
+    case kind:                                                             \
+        if (rows == 1)                                                     \
+            dot(kind, 1, group, groups, x, stride, y);                     \
+        else if (rows == 2)                                                \
+            dot(kind, 2, group, groups, x, stride, y);                     \
+        else                                                               \
+            dot(kind, 3, group, groups, x, stride, y);                     \
+        break;
+
+void quantized_dot(int kind, int rows, const char *group, int groups, const act *x, size_t stride, float *y) {
     switch (kind) { CASE(Q4_0) CASE(Q4_1) CASE(Q8_0) CASE(Q4_K) CASE(Q6_K) }
 }
