@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 
+from model.inputs import AdapterRows
+from model.lora import LoraAdapter
+from tests.model.paged import Span
 from tests.model.tiny import build_tiny
 
 PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -33,3 +37,13 @@ def save_adapter(architecture: str, path: Path, seed: int = 1, **config: Any) ->
     model = build_adapter(architecture, seed, **config)
     model.save_pretrained(str(path))
     return model
+
+
+def rows_of(spans: Sequence[Span], adapters: Sequence[LoraAdapter | None]) -> tuple[AdapterRows, ...]:
+    """The rows of a step that each adapter changes; `adapters` are the requests', None for the base model."""
+    owners = [adapters[span.request] for span in spans for _ in range(span.start, span.end)]
+    return tuple(
+        AdapterRows(torch.tensor([row for row, owner in enumerate(owners) if owner is adapter]), adapter)
+        for adapter in dict.fromkeys(owners)
+        if adapter is not None
+    )

@@ -51,17 +51,22 @@ class PagedWorld:
         rng: random.Random | None = None,
         attention: Attention | None = None,
     ) -> None:
-        config, rng = network.config, rng or random.Random(0)
-        self.requests = requests
-        self.block_size = block_size
-        needed = [-(-len(tokens) // block_size) for tokens in requests]
-        ids = list(range(1, sum(needed) + 4))
-        rng.shuffle(ids)
-        self.tables = [[ids.pop() for _ in range(count)] for count in needed]
-        shape = (sum(needed) + 4, config.num_layers, 2, config.num_kv_heads, block_size, config.head_dim)
+        config = network.config
+        self.place(requests, block_size, rng or random.Random(0))
+        shape = (self.num_blocks, config.num_layers, 2, config.num_kv_heads, block_size, config.head_dim)
         self.pool = torch.full(shape, torch.nan, dtype=network.dtype)
         planes = [(self.pool[:, layer, 0], self.pool[:, layer, 1]) for layer in range(config.num_layers)]
         self.runner = Runner(network, attention or TorchReference(block_size), planes)
+
+    def place(self, requests: Sequence[Sequence[int]], block_size: int, rng: random.Random) -> None:
+        """Give the requests blocks, anywhere in a pool of `num_blocks`."""
+        self.requests = requests
+        self.block_size = block_size
+        needed = [-(-len(tokens) // block_size) for tokens in requests]
+        self.num_blocks = sum(needed) + 4
+        ids = list(range(1, self.num_blocks))
+        rng.shuffle(ids)
+        self.tables = [[ids.pop() for _ in range(count)] for count in needed]
 
     def inputs(self, spans: Sequence[Span], logit_rows: Sequence[int] | None = None) -> StepInputs:
         """One step's inputs; logits of every row unless `logit_rows` says otherwise."""

@@ -16,10 +16,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from model.errors import AdapterError
-from model.inputs import AdapterRows
 from model.lora import CONFIG, PICKLE, WEIGHTS, LoraAdapter, load_adapter
 from model.network import Network
-from tests.model.adapters import PROJECTIONS, save_adapter
+from tests.model.adapters import PROJECTIONS, rows_of, save_adapter
 from tests.model.paged import CPU, PagedWorld, Span, config_of, dense, make_network, random_tokens
 from tests.model.tiny import VOCAB_SIZE
 
@@ -67,15 +66,6 @@ def run(world: PagedWorld, spans: list[Span], adapters: Sequence[LoraAdapter | N
     """Logits of each span, `adapters` being those of the world's requests."""
     logits = world.runner.run(replace(world.inputs(spans), adapters=rows_of(spans, adapters)))
     return list(logits.split([span.end - span.start for span in spans]))
-
-
-def rows_of(spans: Sequence[Span], adapters: Sequence[LoraAdapter | None]) -> tuple[AdapterRows, ...]:
-    owners = [adapters[span.request] for span in spans for _ in range(span.start, span.end)]
-    return tuple(
-        AdapterRows(torch.tensor([row for row, owner in enumerate(owners) if owner is adapter]), adapter)
-        for adapter in dict.fromkeys(owners)
-        if adapter is not None
-    )
 
 
 # -- the same logits as peft ------------------------------------------------------------------------------------------

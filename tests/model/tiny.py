@@ -42,11 +42,18 @@ _LLAMA3_ROPE = {
     "original_max_position_embeddings": 64,
 }
 
+_LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
+
 ARCHITECTURES = ("llama2", "llama3", "smollm2", "mistral", "qwen2", "qwen3")
+WIDE = ("wide llama2", "wide llama3", "wide smollm2", "wide mistral", "wide qwen2", "wide qwen3")
+"""The same families with heads of 64, 96 and 128 dimensions, for the CPU backend. Between them: 1, 2, 3, 8 and 9 query
+heads to a K/V head, biases everywhere, widths that fill no whole panel, a vocabulary of odd size."""
 
 
 def tiny_config(architecture: str) -> PretrainedConfig:
     """A transformers config. Between them: MHA and GQA, odd head counts, biases, q/k norm, tied and untied heads."""
+    if architecture in WIDE:
+        return _wide_config(architecture.removeprefix("wide "))
     match architecture:
         case "llama2":
             return LlamaConfig(**_SMALL)
@@ -62,6 +69,30 @@ def tiny_config(architecture: str) -> PretrainedConfig:
         case "qwen3":
             return Qwen3Config(**(_SMALL | {"num_key_value_heads": 2, "head_dim": 32}))
     raise ValueError(f"no tiny checkpoint of architecture {architecture!r}")
+
+
+def _heads(heads: int, kv_heads: int, head_dim: int) -> dict[str, Any]:
+    return {"num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": head_dim}
+
+
+def _wide_config(architecture: str) -> PretrainedConfig:
+    match architecture:
+        case "llama2":
+            odd = {"vocab_size": 171, "intermediate_size": 83, "attention_bias": True, "mlp_bias": True}
+            return LlamaConfig(**(_SMALL | _heads(2, 2, 64) | odd))
+        case "llama3":
+            return LlamaConfig(**(_SMALL | _heads(4, 2, 64) | {"rope_parameters": _LLAMA3_ROPE}))
+        case "smollm2":
+            return LlamaConfig(**(_SMALL | _heads(9, 1, 64) | {"hidden_size": 288, "tie_word_embeddings": True}))
+        case "mistral":
+            linear = {"rope_parameters": _LINEAR_ROPE, "intermediate_size": 80, "sliding_window": None}
+            return MistralConfig(**(_SMALL | _heads(8, 1, 128) | linear))
+        case "qwen2":
+            tied = {"hidden_size": 96, "tie_word_embeddings": True, "vocab_size": 97}
+            return Qwen2Config(**(_SMALL | _heads(6, 2, 64) | tied))
+        case "qwen3":
+            return Qwen3Config(**(_SMALL | _heads(4, 2, 96) | {"hidden_size": 32, "intermediate_size": 80}))
+    raise ValueError(f"no wide checkpoint of architecture {architecture!r}")
 
 
 def build_tiny(architecture: str, seed: int = 0) -> PreTrainedModel:
