@@ -185,7 +185,7 @@ def greeting(listener: socket.socket, info: EngineInfo, settings: ServerSettings
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     return (
         f"pagekv {VERSION} serves {settings.model_name} on {url} "
-        f"({info.device}, {info.dtype}, {info.num_blocks} blocks x {info.block_size} tokens, "
+        f"({info.device}, {info.backend}, {info.dtype}, {info.num_blocks} blocks x {info.block_size} tokens, "
         f"max_model_len {info.max_model_len})"
     )
 
