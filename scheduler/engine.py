@@ -43,7 +43,7 @@ from scheduler.config import EngineConfig, SchedulerConfig
 from scheduler.guided import Guide, Guides, PendingMasks
 from scheduler.identities import Identities, Root
 from scheduler.inputs import flatten, sample_rows, scored_tokens
-from scheduler.machine import free_memory, usable_cores
+from scheduler.machine import free_memory, return_freed_memory, usable_cores
 from scheduler.messages import (
     EngineInfo,
     EngineStats,
@@ -82,6 +82,7 @@ class Engine:
         dtype = backend.dtype
         loaded = opened.load(dtype=dtype, device=self._device, progress=progress)
         network = backend.network(loaded, config, threads)
+        return_freed_memory()  # what loading took; the pool's default size is a share of the free memory
         planes = backend.planes(model)
         num_blocks = choose_num_blocks(
             config.num_blocks,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from pathlib import Path
 
@@ -24,3 +25,13 @@ def free_memory() -> int:
 def usable_cores() -> int:
     """Cores this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def return_freed_memory() -> None:
+    """Have the C library give freed memory back to the system, where it can be asked to (glibc).
+
+    It keeps what large tensors were freed from, for the next ones: after loading, once the weights again.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import os
+import platform
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil  # type: ignore[import-untyped]
 import pytest
 
 from scheduler import machine
@@ -49,3 +51,15 @@ def test_cores_are_those_this_process_may_use(monkeypatch: pytest.MonkeyPatch) -
 
 def test_here() -> None:
     assert machine.free_memory() > 0 and machine.usable_cores() >= 1
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc is asked")
+def test_freed_memory_goes_back_to_the_system() -> None:
+    """Many small pieces, which the C library keeps when they are freed unless it is asked."""
+    process = psutil.Process()
+    held = [bytes(bytearray(1000)) for _ in range(200_000)]
+    keep = held[-1]
+    before = process.memory_info().rss
+    del held
+    machine.return_freed_memory()
+    assert keep and process.memory_info().rss < before - 100 * 2**20
