@@ -60,7 +60,7 @@ class ContextTooLong(BadRequest):
         if max_tokens is None:
             wanted += " and room for at least 1 token of output"
         else:
-            wanted += f" + {max_tokens} of output (max_tokens) = {prompt_tokens + max_tokens} tokens"
+            wanted += f" + {max_tokens} of output = {prompt_tokens + max_tokens} tokens"
         super().__init__(
             f"This model's maximum context length is {max_model_len} tokens, but the request needs {wanted}.",
             param=param,

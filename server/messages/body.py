@@ -153,6 +153,15 @@ class CountBody(StrictModel):
     _blocks = field_validator("system", mode="before")(as_blocks)
 
     @model_validator(mode="after")
+    def check_turns(self) -> Self:
+        """As Anthropic has it, the assistant's last turn may be empty: then it is a new one."""
+        last = len(self.messages) - 1
+        for index, turn in enumerate(self.messages):
+            if not turn.content and not (0 < index == last and turn.role == "assistant"):
+                raise conflict(f"messages[{index}].content", "a turn has one block or more")
+        return self
+
+    @model_validator(mode="after")
     def check_breakpoints(self) -> Self:
         marks = list(self.breakpoints())
         if len(marks) > MAX_BREAKPOINTS:

@@ -12,6 +12,16 @@ from server.messages.body import Block, Breakpoint, CountBody, MessagesBody, Tex
 
 Json = dict[str, Any]
 
+# What the fields of the chat body are here. Its messages are not the client's turns one by one.
+RENAMINGS = (
+    (r"^(messages|continue_final_message)\b.*", "messages"),
+    (r"^response_format(\.json_schema)?\b", "output_config.format"),
+    (r"^stop\b", "stop_sequences"),
+    (r"^parallel_tool_calls$", "tool_choice.disable_parallel_tool_use"),
+    (r"\.function\.parameters\b", ".input_schema"),
+    (r"\.function\.", "."),
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Cut:

@@ -8,7 +8,7 @@ from pydantic import Discriminator, Field, Tag, field_validator
 
 from server.protocol import MAX_LOGPROBS, MAX_MESSAGES, MAX_METADATA, Salt
 from server.strict import StrictModel
-from server.tools.body import MAX_TOOLS, NAME
+from server.tools.body import MAX_TOOLS, NAME, Arguments, ChoiceMode, kind_of_choice
 
 Json = dict[str, Any]
 
@@ -43,7 +43,7 @@ class CallItem(StrictModel):
     type: Literal["function_call"]
     call_id: str = Field(min_length=1)
     name: str = Field(min_length=1)
-    arguments: str
+    arguments: Arguments
     id: str | None = None
     status: Literal["in_progress", "completed", "incomplete"] | None = None
 
@@ -140,7 +140,13 @@ class ResponsesBody(StrictModel):
     stream_options: StreamOptions | None = None
     text: TextConfig = TextConfig()
     tools: list[FunctionTool] = Field(default_factory=list, max_length=MAX_TOOLS)
-    tool_choice: Literal["none", "auto", "required"] | NamedFunction | None = None
+    tool_choice: (
+        Annotated[
+            Annotated[ChoiceMode, Tag("<mode>")] | Annotated[NamedFunction, Tag("<named>")],
+            Discriminator(kind_of_choice),
+        ]
+        | None
+    ) = None
     parallel_tool_calls: bool = True
     truncation: Literal["disabled"] = "disabled"
     background: Literal[False] = False

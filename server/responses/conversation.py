@@ -8,6 +8,14 @@ from server.responses.body import CallItem, FunctionTool, MessageItem, NamedFunc
 
 Json = dict[str, Any]
 
+# What the fields of the chat body are here. Its messages are not the client's items one by one.
+RENAMINGS = (
+    (r"^messages\b.*", "input"),
+    (r"^response_format(\.json_schema)?\b", "text.format"),
+    (r"^max_completion_tokens$", "max_output_tokens"),
+    (r"\.function\.", "."),
+)
+
 
 def chat_fields(body: ResponsesBody) -> Json:
     """The chat body that has the same answer."""

@@ -12,10 +12,11 @@ from server.body import read_body, validate
 from server.errors import json_response
 from server.messages.body import CountBody, MessagesBody
 from server.messages.breakpoints import find_pins
-from server.messages.conversation import Conversation, chat_fields, generation_fields
+from server.messages.conversation import RENAMINGS, Conversation, chat_fields, generation_fields
 from server.messages.format import MessagesFormat
 from server.prepare import chat_prompt, prepare_chat
 from server.protocol import ChatBody
+from server.renaming import named_as
 from server.respond import respond
 from server.state import state_of
 
@@ -27,8 +28,9 @@ async def create_message(request: Request) -> Response:
     server = state_of(request)
     body = await read_body(request, MessagesBody, server.settings)
     conversation = Conversation(body)
-    chat = validate({**chat_fields(body, conversation.messages), **generation_fields(body)}, ChatBody)
-    prepared = await prepare_chat(server, chat)
+    with named_as(RENAMINGS):
+        chat = validate({**chat_fields(body, conversation.messages), **generation_fields(body)}, ChatBody)
+        prepared = await prepare_chat(server, chat)
     pins = await find_pins(server, body, conversation.cuts, prepared.prompt)
     prepared = replace(prepared, prefix_pins=pins, echo_only=body.max_tokens == 0)
     answer = MessagesFormat(body.model, pins)
@@ -41,6 +43,7 @@ async def count_tokens(request: Request) -> Response:
     server = state_of(request)
     body = await read_body(request, CountBody, server.settings)
     server.models.adapter(body.model)
-    chat = validate(chat_fields(body, Conversation(body).messages), ChatBody)
-    prompt = await chat_prompt(server, chat)
+    with named_as(RENAMINGS):
+        chat = validate(chat_fields(body, Conversation(body).messages), ChatBody)
+        prompt = await chat_prompt(server, chat)
     return json_response({"input_tokens": len(prompt.token_ids)})

@@ -9,9 +9,10 @@ from starlette.responses import Response
 from server.body import read_body, validate
 from server.prepare import prepare_chat
 from server.protocol import ChatBody
+from server.renaming import named_as
 from server.respond import respond
 from server.responses.body import ResponsesBody
-from server.responses.conversation import chat_fields
+from server.responses.conversation import RENAMINGS, chat_fields
 from server.responses.format import ResponsesFormat
 from server.state import state_of
 
@@ -22,7 +23,8 @@ router = APIRouter()
 async def create_response(request: Request) -> Response:
     server = state_of(request)
     body = await read_body(request, ResponsesBody, server.settings)
-    chat = validate(chat_fields(body), ChatBody)
-    prepared = await prepare_chat(server, chat)
+    with named_as(RENAMINGS):
+        chat = validate(chat_fields(body), ChatBody)
+        prepared = await prepare_chat(server, chat)
     answer = ResponsesFormat(body.model or server.models.base, body, server.tokenizer)
     return await respond(request, server, chat, answer, [prepared], continues=False, wire=answer)

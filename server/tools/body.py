@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import orjson
-from pydantic import Discriminator, Field, Tag, field_validator
+from pydantic import AfterValidator, Discriminator, Field, Tag
 
 from server.strict import StrictModel, conflict
 
@@ -46,31 +46,36 @@ class NamedTool(StrictModel):
     function: FunctionName
 
 
+ChoiceMode = Literal["none", "auto", "required"]
+
+
 def kind_of_choice(value: Any) -> str:
-    return "<named>" if isinstance(value, dict | NamedTool) else "<mode>"
+    return "<named>" if isinstance(value, dict | StrictModel) else "<mode>"
 
 
 ToolChoice = Annotated[
-    Annotated[Literal["none", "auto", "required"], Tag("<mode>")] | Annotated[NamedTool, Tag("<named>")],
+    Annotated[ChoiceMode, Tag("<mode>")] | Annotated[NamedTool, Tag("<named>")],
     Discriminator(kind_of_choice),
 ]
 
 
+def check_object(value: str) -> str:
+    """Templates want the object itself. An empty text is what some clients keep of a call without arguments."""
+    try:
+        is_object = isinstance(orjson.loads(value or "{}"), dict)
+    except orjson.JSONDecodeError:
+        is_object = False
+    if not is_object:
+        raise ValueError("the text of a JSON object is wanted")
+    return value or "{}"
+
+
+Arguments = Annotated[str, AfterValidator(check_object)]
+
+
 class FunctionCall(StrictModel):
     name: str = Field(min_length=1)
-    arguments: str
-
-    @field_validator("arguments")
-    @classmethod
-    def check_json(cls, value: str) -> str:
-        """Templates want the object itself. An empty text is what some clients keep of a call without arguments."""
-        try:
-            is_object = isinstance(orjson.loads(value or "{}"), dict)
-        except orjson.JSONDecodeError:
-            is_object = False
-        if not is_object:
-            raise ValueError("the text of a JSON object is wanted")
-        return value or "{}"
+    arguments: Arguments
 
 
 class ToolCall(StrictModel):

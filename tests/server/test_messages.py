@@ -153,6 +153,19 @@ def test_count_tokens(server: Running) -> None:
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "'tools[0]"),
         ({"cache_control": {"type": "ephemeral", "ttl": "2h"}}, "'cache_control.ttl'"),
         ({"cache_control": {"type": "forever"}}, "'cache_control.type'"),
+        ({"messages": [{"role": "user", "content": []}]}, "'messages[0].content'"),
+        ({"messages": [{"role": "assistant", "content": []}]}, "'messages[0].content'"),
+        ({"messages": [*HI["messages"], {"role": "assistant", "content": ""}]}, "'messages'"),
+        (
+            {"output_config": {"format": {"type": "json_schema", "schema": {"x-guidance": {}}}}},
+            "'output_config.format.schema'",
+        ),
+        ({"tools": [{"name": "f", "input_schema": {"x-guidance": {}}, "strict": True}]}, "'tools[0].input_schema'"),
+        ({"tools": [{"name": "f", "input_schema": {}}] * 2}, "'tools[1].name'"),
+        (
+            {"tool_choice": {"type": "none", "disable_parallel_tool_use": True}},
+            "'tool_choice.disable_parallel_tool_use'",
+        ),
     ],
 )
 def test_what_is_refused(server: Running, changes: dict[str, Any], named: str) -> None:

@@ -204,6 +204,16 @@ def test_calls_and_what_they_gave_go_into_the_conversation() -> None:
         ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"temperature": 3}, "temperature"),
+        ({"input": "x" * 600}, "input"),
+        ({"input": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": "5"}]}, "input[0].arguments"),
+        ({"text": {"format": {"type": "json_schema", "name": "é", "schema": {}}}}, "text.format.name"),
+        (
+            {"text": {"format": {"type": "json_schema", "name": "x", "schema": {"x-guidance": {}}}}},
+            "text.format.schema",
+        ),
+        ({"tools": [{"type": "function", "name": "f"}] * 2}, "tools[1].name"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": 5}, "tool_choice"),
     ],
 )
 def test_what_is_refused(server: Running, body: dict[str, Any], param: str) -> None:

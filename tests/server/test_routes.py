@@ -116,7 +116,7 @@ def test_a_token_outside_the_vocabulary_is_named_with_its_index(server: Running)
 def test_context_errors_name_both_numbers(server: Running) -> None:
     error = error_of(server.post("/v1/completions", {"prompt": "x" * 60, "max_tokens": 5}), 400)
     assert "maximum context length is 64 tokens" in error["message"]
-    assert "60 tokens of prompt + 5 of output (max_tokens) = 65 tokens" in error["message"]
+    assert "60 tokens of prompt + 5 of output = 65 tokens" in error["message"]
     chat = {"messages": [{"role": "user", "content": "x" * 100}]}
     error = error_of(server.post("/v1/chat/completions", chat), 400)
     assert (error["param"], error["code"]) == ("messages", "context_length_exceeded")
