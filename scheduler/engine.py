@@ -248,7 +248,8 @@ class Engine:
         chosen = self._sampler.sample(logits[len(prompt_tokens) :], rows)
         ids = [request.request_id for request in batch.sampled]
         sampled = {id_: _as_sampled(choice) for id_, choice in zip(ids, chosen, strict=True)}
-        sampled |= {id_: Sampled(error=fault) for id_, fault in guided.faults.items()}
+        sampled |= {id_: Sampled(error=fault, unmeetable=True) for id_, fault in guided.faults.items()}
+        sampled |= {id_: Sampled(error=late) for id_, late in guided.late.items()}
         return sampled, _by_request(prompt_tokens, scored)
 
     def _start_masks(self, batch: Batch) -> PendingMasks:
@@ -363,7 +364,7 @@ def _as_logprobs(token: SampledToken) -> TokenLogprobs:
 
 def _as_sampled(choice: SampledToken | SamplingFailure) -> Sampled:
     if isinstance(choice, SamplingFailure):
-        return Sampled(error=choice.message, is_broken=choice.is_broken)
+        return Sampled(error=choice.message, is_broken=choice.is_broken, unmeetable=not choice.is_broken)
     return Sampled(choice.token_id, None if choice.logprob is None else _as_logprobs(choice))
 
 

@@ -189,10 +189,12 @@ class Guide:
 
 @dataclass(slots=True)
 class StepMasks:
-    """What came of a step's guided rows, by request id: a mask, or why there is none."""
+    """What came of a step's guided rows, by request id: a mask, or why there is none: a fault of the grammar's, or
+    that it was not computed in time."""
 
     masks: dict[str, TokenMask] = field(default_factory=dict)
     faults: dict[str, str] = field(default_factory=dict)
+    late: dict[str, str] = field(default_factory=dict)
 
 
 class PendingMasks:
@@ -215,7 +217,7 @@ class PendingMasks:
                 elif future.cancel():
                     made.masks[name] = work()
                 else:
-                    made.faults[name] = f"the grammar's next tokens were not known within {patience:g} s"
+                    made.late[name] = f"the grammar's next tokens were not known within {patience:g} s"
             except GrammarFault as fault:
                 made.faults[name] = f"the grammar cannot be held to any further: {fault}"
         if self._rows:

@@ -34,7 +34,7 @@ class SamplingParams:
 
     Token ids lie in the vocabulary. `logit_bias` names each token once; it is added before penalties and temperature.
     `bad_words` are token sequences, none empty: the last token of one may not be chosen where the output ends with the
-    rest. A request that leaves itself no token to choose ends in an error.
+    rest. A request that leaves itself no token to choose ends in an error that is `unmeetable`.
     """
 
     max_tokens: int
@@ -226,6 +226,7 @@ class RequestOutput:
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None  # set when an explicit stop token (not EOS) ended it
     error: str | None = None
+    unmeetable: bool = False  # with an error: what the request asks for cannot be met, and the engine is well
     times: RequestTimes | None = None  # in the terminal output
     num_generated: int = 0  # tokens sampled so far, this output's included
 

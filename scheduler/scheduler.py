@@ -38,12 +38,13 @@ class RequestRefused(Exception):
 @dataclass(frozen=True, slots=True)
 class Sampled:
     """What the sampler chose for one request of a batch; or, with `error`, why it could not: because its logits, and so
-    its K/V, are `is_broken`, or because the request left nothing to choose from."""
+    its K/V, are `is_broken`, or because the request is `unmeetable`, as it leaves nothing to choose from."""
 
     token_id: int = -1
     logprobs: TokenLogprobs | None = None
     error: str | None = None
     is_broken: bool = False
+    unmeetable: bool = False
 
 
 def _rank(request: Request) -> tuple[int, int]:
@@ -277,7 +278,8 @@ class Scheduler:
 
     def _append(self, request: Request, sampled: Sampled, now: float) -> RequestOutput:
         if sampled.error is not None:
-            return self._finish(request, FinishReason.ERROR, now, sampled.error)
+            failed = self._finish(request, FinishReason.ERROR, now, sampled.error)
+            return replace(failed, unmeetable=sampled.unmeetable)
         first = request.usage is None
         if first:
             request.usage = request.ledger.usage()

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from scheduler.messages import CacheReport, FinishReason, PromptUsage, RequestOutput, SamplingParams, TokenLogprobs
 from server.detokenizer import Detokenizer
 from server.echo import Echo
-from server.errors import EngineFailure, Unavailable
+from server.errors import BadRequest, EngineFailure, Unavailable
 from server.stop import StopMatcher
 from server.tools.calls import Call, CallPiece, Pieces, ToolReading, collect
 
@@ -94,7 +94,7 @@ class Choice:
         return len(self.token_ids)
 
     def push(self, output: RequestOutput) -> Delta:
-        """Take the next output. Raises EngineFailure or Unavailable when it says that the request failed."""
+        """Take the next output. Raises EngineFailure, Unavailable or BadRequest if it says that the request failed."""
         raise_failure(output)
         entries: list[TokenEntry] = []
         before = self.num_tokens
@@ -196,6 +196,8 @@ class Choice:
 
 def raise_failure(output: RequestOutput) -> None:
     """An abort that reaches a reader is the server's doing: a client's own abort leaves no reader behind."""
+    if output.unmeetable:
+        raise BadRequest(f"The request cannot be met: {output.error}.", code="unmeetable_request")
     if output.finish_reason is FinishReason.ERROR:
         raise EngineFailure(output.error or "The engine failed this request.")
     if output.finish_reason is FinishReason.ABORT:

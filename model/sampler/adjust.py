@@ -13,6 +13,18 @@ def is_adjusted(row: SampleRow) -> bool:
     return bool(row.banned_ids) or row.mask is not None or row.history.changes_logits
 
 
+def restrictions(row: SampleRow) -> list[str]:
+    """What forbids tokens of a row, as those know it who asked for it."""
+    params = row.history.params
+    found = {
+        "allowed_token_ids": params.allowed_token_ids is not None,
+        "bad_words": bool(params.bad_words),
+        "min_tokens": bool(row.banned_ids),
+        "the grammar": row.mask is not None,
+    }
+    return [name for name, forbids in found.items() if forbids]
+
+
 def adjust(changed: NDArray[np.float32], row: SampleRow) -> None:
     """All changes to a row of float32 logits [vocab_size], in place; -inf where a token may not be chosen.
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from model.sampler.adjust import adjust, is_adjusted
+from model.sampler.adjust import adjust, is_adjusted, restrictions
 from model.sampler.draw import draw, needs_weights
 from model.sampler.logprobs import with_logprobs
 from model.sampler.rows import SampledToken, SampleRow, SamplingFailure
@@ -132,8 +132,8 @@ class _Choice:
         self.changed = changed
         self.token_id = int(changed.argmax())
         if not np.isfinite(changed[self.token_id]):
-            message = f"what the request allows leaves no token to choose at position {self.row.position}"
-            self.failure = SamplingFailure(message)
+            left = f"no token to choose at position {self.row.position}"
+            self.failure = SamplingFailure(f"{' and '.join(restrictions(self.row))} leave {left}")
 
     @property
     def scaled(self) -> Scaled:

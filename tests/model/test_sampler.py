@@ -315,16 +315,17 @@ def test_a_broken_row_fails_alone(broken: float) -> None:
 
 
 def test_nothing_left_to_choose_is_the_requests_failure_not_the_networks() -> None:
-    for params, banned in (
-        (PLAIN, (0, 1)),
-        (replace(PLAIN, allowed_token_ids=(1,)), (1,)),
-        (replace(GREEDY, bad_words=((0,), (1,))), ()),
-        (replace(GREEDY, allowed_token_ids=()), ()),
+    for params, banned, named in (
+        (PLAIN, (0, 1), "min_tokens"),
+        (replace(PLAIN, allowed_token_ids=(1,)), (1,), "allowed_token_ids and min_tokens"),
+        (replace(GREEDY, bad_words=((0,), (1,))), (), "bad_words"),
+        (replace(GREEDY, allowed_token_ids=()), (), "allowed_token_ids"),
     ):
         failure = _sample([0.0, 1.0], _row(params, 3, banned_ids=banned))
-        assert isinstance(failure, SamplingFailure) and not failure.is_broken and "position 3" in failure.message
+        assert isinstance(failure, SamplingFailure) and not failure.is_broken
+        assert failure.message == f"{named} leave no token to choose at position 3"
     nothing = _sample([0.0, 1.0], _row(PLAIN, 0, mask=np.zeros(1, dtype=np.uint32)))
-    assert isinstance(nothing, SamplingFailure) and not nothing.is_broken
+    assert isinstance(nothing, SamplingFailure) and not nothing.is_broken and "the grammar" in nothing.message
     broken = _sample([-math.inf, -math.inf], _row(PLAIN, 0))
     assert isinstance(broken, SamplingFailure) and broken.is_broken
 

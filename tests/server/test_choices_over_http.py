@@ -72,3 +72,24 @@ def test_a_scored_prompt_is_scored_once(server: RealServer) -> None:
         assert choice["prompt_logprobs"] == single["prompt_logprobs"]
         assert choice["logprobs"]["token_logprobs"][:40] == single["logprobs"]["token_logprobs"][:40]
         assert len(choice["logprobs"]["tokens"]) == 46
+
+
+def test_a_request_that_comes_to_leave_itself_no_token_is_told_so_and_no_fault_of_the_servers(
+    server: RealServer,
+) -> None:
+    letters = server.post("/tokenize", prompt="~~", add_special_tokens=False)["tokens"]
+    assert len(letters) == 2 and letters[0] == letters[1]
+    body = {"prompt": "x", "max_tokens": 4, "allowed_token_ids": letters, "bad_words": ["~~"], "n": 2}
+    answer = httpx.post(server.url + "/v1/completions", json=body, timeout=60)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["type"], error["code"]) == (400, "invalid_request_error", "unmeetable_request")
+    assert "allowed_token_ids and bad_words leave no token to choose" in error["message"]
+    lines = httpx.post(server.url + "/v1/completions", json=body | {"stream": True}, timeout=60).text.split("\n\n")
+    assert '"text":"~"' in lines[0] and "unmeetable_request" in lines[-3] and lines[-2] == "data: [DONE]"
+    assert ask(server)["choices"][0]["token_ids"], "others go on"
+
+
+def test_tokens_that_the_grammar_does_not_know_leave_nothing(server: RealServer) -> None:
+    body = {"prompt": "x", "structured_outputs": {"regex": "[ab]{3}"}, "allowed_token_ids": [PROMPT[0]]}
+    answer = httpx.post(server.url + "/v1/completions", json=body, timeout=60)
+    assert answer.status_code == 400 and "allowed_token_ids and the grammar leave" in answer.json()["error"]["message"]
