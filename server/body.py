@@ -17,6 +17,7 @@ Body = TypeVar("Body", bound=BaseModel)
 
 MAX_NAME = 64  # characters of a field's name that an error repeats
 MAX_DEPTH = 32  # of objects and lists within one another; no field has more than 5
+MAX_MEMBERS = 2048  # of one object; no field has more than 1024. Each one at fault would be an error by itself
 
 # Fields whose value is the client's own JSON, where a null is a value and depth is its own matter.
 VERBATIM = frozenset(
@@ -28,6 +29,7 @@ VERBATIM = frozenset(
         ("tools", "function", "parameters"),
         ("tools", "parameters"),
         ("tools", "input_schema"),
+        ("messages", "content", "input"),
         ("chat_template_kwargs",),
     }
 )
@@ -106,12 +108,17 @@ def parse_body(raw: bytes, model: type[Body]) -> Body:
 
 def without_nulls(value: Any, path: tuple[str, ...] = (), depth: int = 0) -> Any:
     """`value` without the null members of its objects; lists of numbers (a prompt) are not walked, nor what is
-    VERBATIM. Raises BadRequest for what lies deeper than any field does, as JSON may be deeper than Python's stack."""
+    VERBATIM. Raises BadRequest for what lies deeper than any field does, as JSON may be deeper than Python's stack, and
+    for objects with more members than any field has."""
     if path in VERBATIM:
         return value
     if depth > MAX_DEPTH:
         raise BadRequest(f"The body is nested deeper than {MAX_DEPTH} levels.", code="invalid_value")
     if isinstance(value, dict):
+        if len(value) > MAX_MEMBERS:
+            param = field_path(path)
+            where = f"Invalid {param!r}: the object" if param else "The body"
+            raise BadRequest(f"{where} has more than {MAX_MEMBERS} members.", param=param, code="invalid_value")
         return {key: without_nulls(item, (*path, key), depth + 1) for key, item in value.items() if item is not None}
     if isinstance(value, list) and any(isinstance(item, dict) for item in value):
         return [without_nulls(item, path, depth + 1) for item in value]

@@ -22,7 +22,7 @@ class CacheTargetBody(StrictModel):
     block_hash: str | None = Field(None, min_length=1)
     adapter: str | None = Field(None, min_length=1)
     cache_salt: Salt | None = None
-    blocks: list[Annotated[int, Field(ge=0)]] | None = Field(None, min_length=1)
+    blocks: list[Annotated[int, Field(ge=0)]] | None = Field(None, min_length=1, fail_fast=True)
     all: bool | None = None
 
     @model_validator(mode="after")

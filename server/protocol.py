@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, TypeAdapter, WithJsonSchema, field_validator, model_validator
+from pydantic import FailFast, Field, TypeAdapter, WithJsonSchema, field_validator, model_validator
 
 from server.strict import StrictModel as StrictModel
 from server.strict import conflict as conflict
@@ -77,7 +77,7 @@ class GenerationBody(StrictModel):
     logit_bias: dict[str, Annotated[float, Field(ge=-100.0, le=100.0)]] = Field(
         default_factory=dict, max_length=MAX_BIASES
     )
-    allowed_token_ids: list[Annotated[int, Field(ge=0)]] | None = Field(None, min_length=1)
+    allowed_token_ids: list[Annotated[int, Field(ge=0)]] | None = Field(None, min_length=1, fail_fast=True)
     bad_words: list[Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]] = Field(
         default_factory=list, max_length=MAX_BAD_WORDS
     )
@@ -192,7 +192,7 @@ class TextPart(StrictModel):
     text: str
 
 
-TEXT_PARTS = TypeAdapter(list[TextPart])
+TEXT_PARTS = TypeAdapter(Annotated[list[TextPart], FailFast()])
 
 
 class Message(StrictModel):

@@ -40,4 +40,4 @@ OWN_FIELDS = {"add_special_tokens", "return_token_strs"}  # those that a chat co
 
 class DetokenizeBody(StrictModel):
     model: str | None = None
-    tokens: list[Annotated[int, Field(ge=0)]] = Field(max_length=MAX_TOKENS)
+    tokens: list[Annotated[int, Field(ge=0)]] = Field(max_length=MAX_TOKENS, fail_fast=True)

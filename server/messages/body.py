@@ -63,7 +63,7 @@ class ResultText(StrictModel):
 class ToolResultBlock(StrictModel):
     type: Literal["tool_result"]
     tool_use_id: str = Field(min_length=1)
-    content: list[ResultText] = Field(default_factory=list)
+    content: list[ResultText] = Field(default_factory=list, fail_fast=True)
     is_error: bool = False
     cache_control: Breakpoint | None = None
 
@@ -86,7 +86,7 @@ BLOCKS_OF = {"user": {"text", "tool_result"}, "assistant": {"text", "tool_use"}}
 
 class Turn(StrictModel):
     role: Literal["user", "assistant"]
-    content: list[Block]
+    content: list[Block] = Field(fail_fast=True)
 
     _blocks = field_validator("content", mode="before")(as_blocks)
 
@@ -143,7 +143,7 @@ class CountBody(StrictModel):
 
     model: str
     messages: list[Turn] = Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
-    system: list[TextBlock] = Field(default_factory=list)
+    system: list[TextBlock] = Field(default_factory=list, fail_fast=True)
     tools: list[Tool] = Field(default_factory=list, max_length=MAX_TOOLS)
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None

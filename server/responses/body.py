@@ -32,7 +32,7 @@ class MessageItem(StrictModel):
 
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
-    content: list[Part]
+    content: list[Part] = Field(fail_fast=True)
     id: str | None = None
     status: Literal["in_progress", "completed", "incomplete"] | None = None
 
@@ -51,7 +51,7 @@ class CallItem(StrictModel):
 class CallOutputItem(StrictModel):
     type: Literal["function_call_output"]
     call_id: str = Field(min_length=1)
-    output: list[Part]
+    output: list[Part] = Field(fail_fast=True)
     id: str | None = None
     status: Literal["in_progress", "completed", "incomplete"] | None = None
 
@@ -135,7 +135,7 @@ class ResponsesBody(StrictModel):
     temperature: float = Field(1.0, ge=0.0, le=2.0)
     top_p: float = Field(1.0, gt=0.0, le=1.0)
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
-    include: list[Literal["message.output_text.logprobs"]] = Field(default_factory=list)
+    include: list[Literal["message.output_text.logprobs"]] = Field(default_factory=list, fail_fast=True)
     stream: bool = False
     stream_options: StreamOptions | None = None
     text: TextConfig = TextConfig()

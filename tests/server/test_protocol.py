@@ -7,12 +7,17 @@ from typing import Any
 
 import orjson
 import pytest
+from pydantic import BaseModel, ValidationError
 
 from server.body import check_content_type, parse_body
 from server.errors import BadRequest, UnknownModel
+from server.messages.body import MessagesBody
+from server.operator_protocol import CacheTargetBody
 from server.protocol import ChatBody, CompletionBody, GenerationBody
+from server.responses.body import ResponsesBody
 from server.sampling import sampling_params
 from server.served import ServedModels
+from server.tokenize_protocol import DetokenizeBody
 from tests.server.fake_engine import EOS, INFO
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -147,6 +152,41 @@ def test_the_body_is_a_json_object(raw: bytes) -> None:
 def test_a_body_deeper_than_the_stack_is_refused(field: bytes, opening: bytes, closing: bytes) -> None:
     raw = b'{"%b":' % field + opening * 500 + b"1" + closing * 500 + b"}"
     assert "nested deeper" in refusal(CompletionBody, raw).message
+
+
+def user(content: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": content}], "model": "toy", "max_tokens": 1}
+
+
+@pytest.mark.parametrize(
+    ("model", "body"),
+    [
+        (ChatBody, user([5] * 5000)),
+        (ChatBody, {"messages": HELLO, "allowed_token_ids": ["x"] * 5000}),
+        (DetokenizeBody, {"tokens": ["x"] * 5000}),
+        (ResponsesBody, {"input": user([5] * 5000)["messages"]}),
+        (ResponsesBody, {"input": [{"type": "function_call_output", "call_id": "c", "output": [5] * 5000}]}),
+        (ResponsesBody, {"input": "x", "include": ["x"] * 5000}),
+        (MessagesBody, user([5] * 5000)),
+        (MessagesBody, user([{"type": "tool_result", "tool_use_id": "t", "content": [5] * 5000}])),
+        (MessagesBody, user("x") | {"system": [5] * 5000}),
+        (CacheTargetBody, {"prompt": "x", "blocks": ["x"] * 5000}),
+    ],
+)
+def test_one_fault_is_enough(model: type[BaseModel], body: Any) -> None:
+    """Each would be described, and a body of megabytes has hundreds of thousands."""
+    with pytest.raises(ValidationError) as caught:
+        model.model_validate(body, strict=True)
+    assert caught.value.error_count() <= 2
+
+
+def test_objects_have_few_members() -> None:
+    many = dict.fromkeys(map(str, range(3000)), "x")
+    error = refusal(CompletionBody, {"prompt": "x", "logit_bias": many})
+    assert error.param == "logit_bias" and "more than 2048 members" in error.message
+    assert "more than 2048 members" in refusal(CompletionBody, {"prompt": "x"} | many).message
+    schema = {"type": "object", "properties": dict.fromkeys(many, {})}
+    parse_body(orjson.dumps({"prompt": "x", "structured_outputs": {"json": schema}}), CompletionBody)
 
 
 def test_fields_that_do_not_go_together() -> None:
