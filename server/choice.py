@@ -93,6 +93,11 @@ class Choice:
     def num_tokens(self) -> int:
         return len(self.token_ids)
 
+    @property
+    def is_calling(self) -> bool:
+        """Whether it ended with calls that are to be made, which a last one that was cut off is not."""
+        return bool(self.calls) and self.finish_reason != FinishReason.LENGTH and self.calls[-1].input is not None
+
     def push(self, output: RequestOutput) -> Delta:
         """Take the next output. Raises EngineFailure, Unavailable or BadRequest if it says that the request failed."""
         raise_failure(output)
@@ -179,7 +184,7 @@ class Choice:
             self.finish_reason, self.stop_reason = FinishReason.STOP.value, self._stopped_at
         elif output.finish_reason is not None:
             self.finish_reason, self.stop_reason = output.finish_reason.value, output.stop_token_id
-        if self._tools is not None and self.calls and self.finish_reason == FinishReason.STOP:
+        if self._tools is not None and self.finish_reason == FinishReason.STOP and self.is_calling:
             self.finish_reason = self._tools.finish_reason
         report = None if self.finish_reason is None else self.report
         return Delta(

@@ -6,14 +6,11 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
-import orjson
-
 from scheduler.messages import PrefixPin, PromptUsage
 from server.choice import Choice, Delta
 from server.errors import ApiError
 from server.messages.body import SECONDS
 from server.messages.errors import of_api_error
-from server.tools.calls import Call
 from server.wire import NamedWire
 
 Json = dict[str, Any]
@@ -33,7 +30,7 @@ class MessagesFormat(NamedWire):
         (choice,) = choices
         content: list[Json] = [{"type": "text", "text": choice.text}] if choice.text else []
         for call in choice.calls:
-            content.append({"type": "tool_use", "id": call.id, "name": call.name, "input": input_of(call)})
+            content.append({"type": "tool_use", "id": call.id, "name": call.name, "input": call.input or {}})
         return self._message(choice, content, choice.num_tokens) | ending(choice)
 
     def opening(self, choices: Sequence[Choice]) -> list[Json]:
@@ -96,18 +93,9 @@ class MessagesFormat(NamedWire):
         return {"type": "content_block_delta", "index": self._index, "delta": delta}
 
 
-def input_of(call: Call) -> Json:
-    """A whole call's arguments, which are an object's text unless a model writes what it should not."""
-    try:
-        found = orjson.loads(call.arguments)
-    except orjson.JSONDecodeError:
-        found = None
-    return found if isinstance(found, dict) else {}
-
-
 def ending(choice: Choice) -> Json:
     """Why it ended. A stop token that is no string is a turn's end like any other."""
-    if choice.calls and choice.finish_reason != "length":
+    if choice.is_calling:
         return {"stop_reason": "tool_use", "stop_sequence": None}
     if choice.finish_reason == "stop" and isinstance(choice.stop_reason, str):
         return {"stop_reason": "stop_sequence", "stop_sequence": choice.stop_reason}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -37,6 +38,20 @@ class Call:
     id: str
     name: str
     arguments: str
+
+    @property
+    def input(self) -> Json | None:
+        """The arguments as the object they spell; None where they were cut off, or spell none."""
+        return object_in(self.arguments)
+
+
+def object_in(text: str) -> Json | None:
+    """The JSON object that the text spells. Models write line breaks within strings as they are."""
+    try:
+        found = json.loads(text, strict=False)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
 
 
 class ToolParser(Protocol):

@@ -22,7 +22,7 @@ import orjson
 
 from server.structured.body import schema_text
 from server.tools.body import Tool
-from server.tools.calls import CallPiece, Pieces, new_call_id
+from server.tools.calls import CallPiece, Pieces, new_call_id, object_in
 from server.tools.json_end import JsonEnd
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
@@ -235,7 +235,7 @@ class HermesParser:
         tail = TAIL.match(block.text, start)
         if tail is None:
             return CLOSE in block.text[start:] and self._read_broken(block, pieces)
-        if not self._eager and not is_object(block.text[block.begins : start]):
+        if not self._eager and object_in(block.text[block.begins : start]) is None:
             self._give_up(block, pieces)
             return True
         self._give(block, start - (block.begins or 0), pieces)
@@ -279,7 +279,7 @@ class HermesParser:
                 self._give_whole(*found, pieces)
             return found is not None
         assert block.begins is not None
-        if not self._eager and block.end.is_over and not is_object(block.text[block.begins :][: block.end.at]):
+        if not self._eager and block.end.is_over and object_in(block.text[block.begins :][: block.end.at]) is None:
             return False
         broken = block.end.is_broken
         self._give(block, len(block.text) - block.begins if broken else block.end.at, pieces)
@@ -322,24 +322,14 @@ def json_string(literal: str) -> str:
         return literal[1:-1]
 
 
-def is_object(text: str) -> bool:
-    try:
-        return isinstance(json.loads(text, strict=False), dict)
-    except (ValueError, RecursionError):
-        return False
-
-
 def call_in(text: str) -> tuple[str, str] | None:
     """(name, arguments) of a block's whole text, or None."""
-    try:
-        found = json.loads(text, strict=False)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(found, dict) or not isinstance(found.get("name"), str):
+    found = object_in(text)
+    if found is None or not isinstance(found.get("name"), str):
         return None
     arguments = found.get("arguments", {})
     if isinstance(arguments, str):  # already as text
-        return (found["name"], arguments) if is_object(arguments) else None
+        return None if object_in(arguments) is None else (found["name"], arguments)
     if not isinstance(arguments, dict):
         return None
     return found["name"], json.dumps(arguments, ensure_ascii=False)

@@ -9,7 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from server.messages.body import MessagesBody
+from server.body import parse_body
+from server.messages.body import MessagesBody, ToolUseBlock
 from server.messages.conversation import Conversation, chat_fields
 from tests.server.fake_engine import EOS, say
 from tests.server.harness import Running, serve, small
@@ -225,6 +226,22 @@ def test_a_call_as_events(caller: Running) -> None:
     assert json.loads("".join(each["delta"]["partial_json"] for each in deltas)) == {"town": "Oslo"}
     stops = [each["index"] for each in events if each["type"] == "content_block_stop"]
     assert stops == [0, 1] and events[-2]["delta"]["stop_reason"] == "tool_use"
+
+
+def test_a_call_that_a_stop_sequence_cuts_off_is_not_one_to_be_made(caller: Running) -> None:
+    """Its arguments are no JSON, and the reason is the stop sequence."""
+    body = {"tools": [WEATHER], "max_tokens": 200, "stop_sequences": ["slo"]}
+    for stop in (ask(caller, **body), events_of(caller.url, HI | body)[-2]["delta"]):
+        assert (stop["stop_reason"], stop["stop_sequence"]) == ("stop_sequence", "slo")
+    whole = ask(caller, **body | {"stop_sequences": ["</tool"]})
+    assert whole["stop_reason"] == "tool_use" and whole["content"][1]["input"] == {"town": "Oslo"}
+
+
+def test_the_nulls_of_a_calls_input_are_its_own() -> None:
+    block = {"type": "tool_use", "id": "t1", "name": "weather", "input": {"town": None}}
+    body = HI | {"messages": [*HI["messages"], {"role": "assistant", "content": [block]}, *HI["messages"]]}
+    (kept,) = parse_body(json.dumps(body).encode(), MessagesBody).messages[1].content
+    assert isinstance(kept, ToolUseBlock) and kept.input == {"town": None}
 
 
 def test_what_a_tool_gave_comes_before_what_the_user_says() -> None:
