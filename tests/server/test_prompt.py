@@ -15,7 +15,7 @@ from server.errors import BadRequest, ContextTooLong
 from server.prompt import PromptEncoder
 from server.protocol import ChatBody
 from server.tokenizer import Tokenizer
-from server.tools import FORMATS
+from server.tools.registry import FORMATS
 from tests.server.fake_engine import INFO
 from tests.server.test_special_text import CHATML, TRIMMING, with_chat_tokens
 from tests.server.tiny_tokenizers import byte_level, sentencepiece
