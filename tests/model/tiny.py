@@ -88,7 +88,7 @@ def _wide_config(architecture: str) -> PretrainedConfig:
             linear = {"rope_parameters": _LINEAR_ROPE, "intermediate_size": 80, "sliding_window": None}
             return MistralConfig(**(_SMALL | _heads(8, 1, 128) | linear))
         case "qwen2":
-            tied = {"hidden_size": 96, "tie_word_embeddings": True, "vocab_size": 97}
+            tied = {"hidden_size": 96, "tie_word_embeddings": True, "vocab_size": 193}
             return Qwen2Config(**(_SMALL | _heads(6, 2, 64) | tied))
         case "qwen3":
             return Qwen3Config(**(_SMALL | _heads(4, 2, 96) | {"hidden_size": 32, "intermediate_size": 80}))

@@ -128,6 +128,8 @@ def make_engine(
     max_model_len: int | None = None,
     hash_bits: int = 128,
     threads: int = 1,  # a tiny network gains nothing from more
+    backend: str = "auto",
+    weights: str = "auto",
 ) -> Engine:
     return Engine(
         EngineConfig(
@@ -135,6 +137,8 @@ def make_engine(
             dtype=dtype,
             device="cpu",
             threads=threads,
+            backend=backend,
+            weights=weights,
             hash_bits=hash_bits,
             block_size=block_size,
             num_blocks=num_blocks,

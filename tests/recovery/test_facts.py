@@ -104,7 +104,7 @@ def test_f6_sampled_text_after_an_edit_is_not_served_as_new(world: Watched, chec
 
 @pytest.mark.parametrize(
     "change",
-    [{"dtype": "bfloat16"}, {"block_size": 8}],
+    [{"dtype": "bfloat16"}, {"block_size": 32}],
     ids=["compute and K/V dtype", "block size and layout"],
 )
 def test_f7_some_changes_void_everything(checkpoint: Path, change: dict[str, object]) -> None:

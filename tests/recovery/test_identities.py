@@ -25,10 +25,10 @@ def computed(world: Watched, *, adapter: str | None = None, salt: str | None = N
 
 
 @pytest.fixture
-def world(checkpoint: Path, tmp_path: Path) -> Watched:
+def world(checkpoint: Path, architecture: str, tmp_path: Path) -> Watched:
     world = Watched(make_engine(checkpoint))
     for seed, name in enumerate("xy"):
-        save_adapter("llama3", tmp_path / name, seed=seed)
+        save_adapter(architecture, tmp_path / name, seed=seed)
         world.engine.command(LoadAdapter(name, str(tmp_path / name)))
     return world
 
@@ -52,19 +52,19 @@ def test_a_salt_is_not_an_adapter_of_the_same_name(world: Watched) -> None:
     assert computed(world, adapter="x", salt="x") == ALL
 
 
-def test_adapter_reloaded_with_other_weights(world: Watched, tmp_path: Path) -> None:
+def test_adapter_reloaded_with_other_weights(world: Watched, architecture: str, tmp_path: Path) -> None:
     computed(world, adapter="x")
-    save_adapter("llama3", tmp_path / "x", seed=9)
+    save_adapter(architecture, tmp_path / "x", seed=9)
     world.engine.command(LoadAdapter("x", str(tmp_path / "x")))
     assert computed(world, adapter="x") == ALL
 
 
-def test_weights_reloaded_under_the_same_name(tmp_path: Path) -> None:
+def test_weights_reloaded_under_the_same_name(architecture: str, tmp_path: Path) -> None:
     """Same directory, same name, same configuration: only the bytes of the weights differ."""
     path = tmp_path / "model"
     roots = []
     for seed in (0, 1):
-        save_tiny("llama3", path, seed=seed)
+        save_tiny(architecture, path, seed=seed)
         roots.append(make_engine(path).identity.root_hash())
     shutil.copytree(path, tmp_path / "elsewhere")
     assert roots[0] != roots[1]

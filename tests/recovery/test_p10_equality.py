@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.model.tiny import ARCHITECTURES, save_tiny
+from tests.model.cpu import native
+from tests.model.tiny import ARCHITECTURES, WIDE, save_tiny
 from tests.recovery.harness import Watched, make_engine
 
 PROMPT = random.Random(10).choices(range(3, 160), k=150)
@@ -22,8 +23,10 @@ class Reference:
 
     def __init__(self, architecture: str, path: Path) -> None:
         self.path = path
+        self.small_block = 16 if architecture in WIDE else 8
         model = save_tiny(architecture, path)
         cold = Watched(make_engine(path, max_model_len=512))
+        assert cold.engine.info.backend == ("c" if architecture in WIDE else "torch")
         self.tokens = cold.complete(PROMPT, NEW)
         self.cold = torch.cat(cold.logits)
         with torch.inference_mode():
@@ -31,8 +34,11 @@ class Reference:
         self.dense = dense[len(PROMPT) - 1 : -1]
 
 
-@pytest.fixture(scope="module", params=ARCHITECTURES)
+@pytest.fixture(scope="module", params=ARCHITECTURES + WIDE)
 def reference(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Reference:
+    """By the torch network, and by the C backend, which computes the wide ones."""
+    if request.param in WIDE:
+        native("f32")  # skips where it is not built
     return Reference(request.param, tmp_path_factory.mktemp(request.param))
 
 
@@ -68,12 +74,13 @@ def test_chunked(reference: Reference, budget: int) -> None:
 @pytest.mark.parametrize("budget", [7, 512])
 def test_random_gaps(reference: Reference, seed: int, budget: int) -> None:
     rng = random.Random(seed)
-    world = Watched(make_engine(reference.path, block_size=8, budget=budget))
+    size = reference.small_block
+    world = Watched(make_engine(reference.path, block_size=size, budget=budget))
     world.complete(PROMPT, NEW)
-    dropped = sorted(rng.sample(range(18), rng.randint(1, 9)))
+    dropped = sorted(rng.sample(range(144 // size), rng.randint(1, 9)))
     world.drop(PROMPT, *dropped)
     check(world, world.complete(PROMPT, NEW), reference)
-    gaps = [position for index in dropped for position in range(index * 8, index * 8 + 8)]
+    gaps = [position for index in dropped for position in range(index * size, (index + 1) * size)]
     prefill = [position for step in world.steps for position in step if position < len(PROMPT)]
     assert prefill == [*gaps, 149]
 

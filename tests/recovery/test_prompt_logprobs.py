@@ -24,10 +24,10 @@ def score(world: Watched, prompt: list[int], count: int = 2) -> RequestOutput:
 
 
 @pytest.fixture(scope="module")
-def dense() -> torch.Tensor:
+def dense(architecture: str) -> torch.Tensor:
     """transformers' log-probabilities of every next token of the prompt."""
     with torch.inference_mode():
-        return build_tiny("llama3")(torch.tensor([PROMPT])).logits[0].log_softmax(-1)
+        return build_tiny(architecture)(torch.tensor([PROMPT])).logits[0].log_softmax(-1)
 
 
 @pytest.mark.parametrize("budget", [512, 7])
