@@ -75,11 +75,12 @@ async def call_grammar(server: ServerState, body: ChatBody, wish: CallWish) -> G
     return None if text is None else await server.grammars.prepare(Grammar(GrammarKind.GRAMMAR, text), "tools")
 
 
-async def chat_prompt(server: ServerState, body: ChatBody) -> Prompt:
-    """The prompt alone. Raises ApiError."""
+async def chat_prompt(server: ServerState, body: ChatBody, *, bounded: bool = True) -> Prompt:
+    """The prompt alone; unless `bounded`, also one that is hopelessly long. Raises ApiError."""
     return await server.encoder.chat(
         body.messages,
         keep=kept_tokens(server, body),
+        bounded=bounded,
         variables=body.chat_template_kwargs,
         continues=body.continue_final_message,
         add_generation_prompt=body.generation_prompt,

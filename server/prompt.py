@@ -67,15 +67,16 @@ class PromptEncoder:
         messages: Sequence[Message],
         *,
         keep: int | None = None,
+        bounded: bool = True,
         variables: Mapping[str, Any] | None = None,
         continues: bool = False,
         add_generation_prompt: bool = True,
         tools: Sequence[Tool] = (),
         **template: Any,
     ) -> Prompt:
-        """The conversation as the model's chat template spells it, or the last `keep` tokens of that. `continues`
-        leaves the last message open; `variables` and `template` are the template's. One that knows no tools gets them,
-        and their calls, written out.
+        """The conversation as the model's chat template spells it, or the last `keep` tokens of that. If `bounded`, a
+        text that cannot fit is not encoded. `continues` leaves the last message open; `variables` and `template` are
+        the template's. One that knows no tools gets them, and their calls, written out.
 
         Raises BadRequest.
         """
@@ -88,7 +89,7 @@ class PromptEncoder:
             refuse_nothing_to_continue(conversation)
             template["continue_final_message"] = True
         template |= {"add_generation_prompt": add_generation_prompt, **(variables or {})}
-        limit = None if keep else self._info.max_model_len
+        limit = self._info.max_model_len if bounded and not keep else None
         try:
             ids = await self._in_pool(lambda: self._tokenizer.apply_chat_template(conversation, limit, **template))
         except TextTooLong as error:

@@ -45,5 +45,5 @@ async def count_tokens(request: Request) -> Response:
     server.models.adapter(body.model)
     with named_as(RENAMINGS):
         chat = validate(chat_fields(body, Conversation(body).messages), ChatBody)
-        prompt = await chat_prompt(server, chat)
+        prompt = await chat_prompt(server, chat, bounded=False)
     return json_response({"input_tokens": len(prompt.token_ids)})

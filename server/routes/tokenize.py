@@ -28,7 +28,7 @@ async def tokenize(request: Request) -> Response:
         conversation = validate(data, TokenizeChatBody)
         server.models.adapter(conversation.model)
         chat = validate({name: value for name, value in data.items() if name not in OWN_FIELDS}, ChatBody)
-        token_ids = (await chat_prompt(server, chat)).token_ids
+        token_ids = (await chat_prompt(server, chat, bounded=False)).token_ids
         return tokenized(server, token_ids, conversation.return_token_strs)
     body = validate(data, TokenizeBody)
     server.models.adapter(body.model)

@@ -334,6 +334,13 @@ def pinned(real: RealServer) -> int:
     return int(float(next(line for line in lines if line.startswith("pagekv_pinned_blocks{")).rsplit(" ", 1)[1]))
 
 
+def test_what_the_model_has_no_room_for_is_counted_all_the_same(real: RealServer) -> None:
+    body: dict[str, Any] = {"messages": [{"role": "user", "content": "ab " * 20_000}]}
+    assert count(real, **body) == real.post("/tokenize", **body)["count"] > 20_000
+    refused = httpx.post(real.url + "/v1/messages", json={"model": "tiny", "max_tokens": 1} | body, timeout=60)
+    assert refused.status_code == 400 and "at least" in refused.json()["error"]["message"], "and not encoded"
+
+
 def test_what_a_breakpoint_covers_is_created_then_read(real: RealServer) -> None:
     system = [text("You are a librarian. " * 5), text("You know this book by heart. " * 6, MARK)]
     first = {"system": system, "messages": [{"role": "user", "content": "Who wrote it?"}]}
