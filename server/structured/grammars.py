@@ -7,7 +7,7 @@ import asyncio
 from scheduler.commands import PrepareGrammar, SetVocabulary
 from scheduler.messages import Grammar
 from server.async_engine import AsyncEngine
-from server.errors import BadRequest
+from server.errors import BadRequest, Unavailable
 from server.tokenizer import Tokenizer
 
 PATIENCE = 20.0  # seconds for a compilation, others' before it included; the largest alone takes 2
@@ -23,14 +23,15 @@ class Grammars:
         self._is_told = False
 
     async def prepare(self, grammar: Grammar, param: str) -> Grammar:
-        """The grammar, which the engine has compiled. Raises BadRequest that names `param` and the fault."""
+        """The grammar, which the engine has compiled. Raises BadRequest that names `param` and the fault, and
+        Unavailable where too many others are being compiled."""
         await self._tell_vocabulary()
         try:
             async with asyncio.timeout(PATIENCE):
                 await self._engine.command(PrepareGrammar(grammar), type(None))
         except TimeoutError:
-            message = f"Invalid {param!r}: it could not be compiled within {PATIENCE:g} seconds."
-            raise BadRequest(message, param=param, code="invalid_value") from None
+            message = f"The grammar was not compiled within {PATIENCE:g} seconds: others are ahead of it."
+            raise Unavailable(message, param=param, code="grammars_busy") from None
         except BadRequest as fault:
             message = f"Invalid {param!r}: {fault.message}"
             raise BadRequest(message, param=param, code="invalid_value") from None

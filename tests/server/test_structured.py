@@ -16,6 +16,7 @@ import openai
 import pytest
 
 from server.structured import body as structured
+from server.structured import grammars
 from tests.server.json_schemas import SCHEMAS, Schema
 from tests.server.real import RealServer, serve_real
 from tests.server.tiny_tokenizers import byte_level
@@ -209,6 +210,16 @@ def test_a_schema_too_deep_to_be_read_is_refused(server: RealServer) -> None:
         server.url + "/v1/chat/completions", content=raw, headers={"content-type": "application/json"}, timeout=30
     )
     assert answer.status_code == 400 and "deep" in answer.json()["error"]["message"]
+
+
+def test_a_grammar_that_waits_too_long_for_others_is_not_the_clients_fault(
+    server: RealServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.complete("x", 1, structured_outputs={"regex": "a"})  # so that the vocabulary is told
+    monkeypatch.setattr(grammars, "PATIENCE", 0.0)
+    body = {"prompt": "x", "structured_outputs": {"regex": "never seen before"}}
+    answer = httpx.post(server.url + "/v1/completions", json=body, timeout=30)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "grammars_busy")
 
 
 def test_others_go_on_while_a_large_one_is_compiled(server: RealServer) -> None:
