@@ -74,6 +74,16 @@ def check_schedule(architecture: str, built: Built, block_size: int, threads: in
         assert same_bits(torch.cat(found), expected)
 
 
+def check_rows(architecture: str, built: Built, threads: int) -> None:
+    """As many rows as products and attention cut or share out in different ways: the bits of one pass."""
+    config = checkpoint(architecture)[0]
+    tokens = tokens_of(architecture)
+    expected = c_dense(config, c_runner(architecture, built), built.dtype, tokens)
+    runner = c_runner(architecture, built, threads=threads)
+    for rows in (*range(1, 15), 24, 25, 31, 47, 48, 49, 96, 97, 144, 145, len(tokens)):
+        assert same_bits(c_dense(config, runner, built.dtype, tokens[:rows]), expected[:rows])
+
+
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.shape == b.shape and torch.equal(a.contiguous().view(torch.int32), b.contiguous().view(torch.int32))
 

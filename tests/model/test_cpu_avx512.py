@@ -9,7 +9,7 @@ from gguf import GGMLQuantizationType as Kind
 
 from model.quantized import TAKEN_APART
 from tests.model.cpu import Built, emulated
-from tests.model.cpu_checks import check_adapters, check_schedule, check_values
+from tests.model.cpu_checks import check_adapters, check_rows, check_schedule, check_values
 from tests.model.cpu_quantized import QuantizedNetwork, check_forms, check_widened
 from tests.model.tiny import WIDE
 
@@ -27,6 +27,10 @@ def test_values_are_those_of_the_torch_network(architecture: str, built: Built) 
 @pytest.mark.parametrize("index, architecture", list(enumerate(WIDE)))
 def test_any_schedule_equals_one_pass(index: int, architecture: str, built: Built) -> None:
     check_schedule(architecture, built, (16, 32, 64, 128)[index % 4], threads=1 + index % 2, seed=index)
+
+
+def test_neither_threads_nor_rows_change_a_bit(built: Built) -> None:
+    check_rows("wide smollm2", built, threads=2)
 
 
 @pytest.mark.parametrize("kind", TAKEN_APART, ids=lambda kind: kind.name)

@@ -8,7 +8,7 @@
 
 struct pk_team {
     _Alignas(64) atomic_int arrived;
-    _Alignas(64) atomic_int round; /* of the barrier */
+    _Alignas(64) atomic_uint round; /* of the barrier; begins again at 0 after some hours */
     _Alignas(64) atomic_int task;
     pthread_mutex_t lock;
     pthread_cond_t wake;
@@ -29,7 +29,7 @@ void team_wait(pk_thread *thread) {
         atomic_store_explicit(&team->task, 0, memory_order_relaxed);
         return;
     }
-    int round = atomic_load_explicit(&team->round, memory_order_relaxed);
+    unsigned round = atomic_load_explicit(&team->round, memory_order_relaxed);
     if (atomic_fetch_add_explicit(&team->arrived, 1, memory_order_acq_rel) == team->count - 1) {
         atomic_store_explicit(&team->arrived, 0, memory_order_relaxed);
         atomic_store_explicit(&team->task, 0, memory_order_relaxed);
