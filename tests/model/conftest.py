@@ -1,15 +1,10 @@
-"""The networks of these tests are so small that a second compute thread costs more than it brings. Without a GPU,
-Triton's kernels run in its interpreter, which must be known before they are first imported."""
+"""The networks of these tests are so small that a second compute thread costs more than it brings."""
 
 import importlib.util
-import os
 from collections.abc import Iterator
 
 import pytest
 import torch
-
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 if importlib.util.find_spec("triton") is None:  # it is made for Linux only
     collect_ignore = ["test_triton.py", "test_cuda_graphs.py"]
