@@ -31,11 +31,13 @@ class Recorder:
         return logits
 
     def _contexts(self, inputs: StepInputs) -> list[tuple[int, ...]]:
-        """Of each row, found by the first block of its request: its tokens up to it."""
-        by_table = {request.table.ids[0]: request.tokens for request in self._world.engine.scheduler.running}
+        """Of each row, its request's tokens up to it. Requests that share all blocks so far have the same tokens."""
+        running = self._world.engine.scheduler.running
         rows: list[tuple[int, ...]] = []
         for table, q_len, kv_len in zip(inputs.block_tables.tolist(), inputs.q_len, inputs.kv_len, strict=True):
-            rows += [tuple(by_table[table[0]][:end]) for end in range(kv_len - q_len + 1, kv_len + 1)]
+            blocks = table[: -(-kv_len // 16)]
+            tokens = next(each.tokens for each in running if list(each.table.ids[: len(blocks)]) == blocks)
+            rows += [tuple(tokens[:end]) for end in range(kv_len - q_len + 1, kv_len + 1)]
         return rows
 
 
@@ -46,8 +48,8 @@ def make_world(path: str, dtype: str, **options: object) -> tuple[Watched, Recor
 
 
 def check(path: str, dtype: str, seed: int, count: int, longest: int, new: int) -> None:
-    """The same requests one by one in peace, then all together with random budgets, arrivals and losses in a pool that
-    is too small for them."""
+    """The same requests one by one in peace, then all together with random budgets, arrivals, losses and preemptions
+    in a pool that is too small for them."""
     rng = random.Random(seed)
     prompts = [rng.choices(range(1000, 40000), k=rng.randint(1, longest)) for _ in range(count)]
     prompts += [prompts[0][: rng.randint(1, len(prompts[0]))] + rng.choices(range(1000, 40000), k=20)]
@@ -63,10 +65,11 @@ def check(path: str, dtype: str, seed: int, count: int, longest: int, new: int) 
         if len(world.engine.tree) and rng.random() < 0.3:
             nodes = sorted(world.engine.tree, key=lambda node: node.hash)
             world.engine.scheduler.drop(rng.choice(nodes))
+        if world.engine.scheduler.running and rng.random() < 0.1:
+            world.engine.scheduler._preempt(rng.choice(world.engine.scheduler.running), 0.0)
         world.step()
         world.engine.scheduler.check_integrity()
-    assert world.engine.stats().preemptions > 0, "the pool was not too small"
-    assert world.engine.stats().recomputed_tokens > 0
+    assert world.engine.stats().preemptions > 0 and world.engine.stats().recomputed_tokens > 0
     assert disturbed.by_context.keys() == undisturbed.by_context.keys()
     differing = [
         len(context) for context, bits in disturbed.by_context.items() if bits != undisturbed.by_context[context]
