@@ -199,7 +199,9 @@ def line_of(child: subprocess.Popen[str], pattern: str) -> re.Match[str]:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_running_streams_and_the_process(number: signal.Signals) -> None:
     with process("0") as child:
-        said = line_of(child, r"serves toy on (http://\S+) \(cpu, torch, float32, 64 blocks x 16 tokens, max_model_len 512\)")
+        said = line_of(
+            child, r"serves toy on (http://\S+) \(cpu, torch, float32, 64 blocks x 16 tokens, max_model_len 512\)"
+        )
         body = {"prompt": "x", "max_tokens": 500, "ignore_eos": True, "stream": True}
         with httpx.stream("POST", said[1] + "/v1/completions", json=body, timeout=20) as response:
             lines = response.iter_lines()
