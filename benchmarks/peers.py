@@ -31,10 +31,10 @@ OURS = "pagekv"
 
 
 def our_arguments(start: Start, block_size: int) -> list[str]:
-    """Ours reads the shipped file; where the peer computes with quantized weights, so may ours."""
+    """Ours reads the shipped file, but reads the quantized form of its weights only against a peer that does too."""
     arguments = [str(default_model().path), "--block-size", str(block_size), "--kv-memory", f"{start.kv_gib}GiB"]
     if start.weights != "shipped":
-        arguments += ["--dtype", start.weights]
+        arguments += ["--dtype", start.weights, "--weights", "bfloat16"]
     return [*arguments, "--threads", str(start.threads)]
 
 

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import click
-import psutil
+import psutil  # type: ignore[import-untyped]
 
 from benchmarks import report
 from benchmarks.launch import COMMAND, free_port, stop, wait_until_healthy

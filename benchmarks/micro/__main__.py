@@ -51,8 +51,8 @@ def table(engines: dict[str, Times]) -> str:
 @click.command(help=__doc__)
 @click.option("--tokens", default=8192, show_default=True, type=click.IntRange(min=128), help="In the prompt.")
 @click.option("--block-size", default=16, show_default=True, help="Tokens per block.")
-@click.option("--runs", default=20, show_default=True, type=click.IntRange(min=2), help="Of each operation, a round.")
-@click.option("--rounds", default=3, show_default=True, type=click.IntRange(min=1), help="Processes of each engine.")
+@click.option("--runs", default=10, show_default=True, type=click.IntRange(min=2), help="Of each operation, a round.")
+@click.option("--rounds", default=6, show_default=True, type=click.IntRange(min=1), help="Processes of each engine.")
 @click.option("--vllm-hash", default="sha256", show_default=True, help="vLLM's --prefix-caching-hash-algo.")
 @click.option("--nano-vllm", default=str(HOME / "nano-vllm"), show_default=True, help="A clone of nano-vllm.")
 def main(tokens: int, block_size: int, runs: int, rounds: int, vllm_hash: str, nano_vllm: str) -> None:
