@@ -7,7 +7,6 @@ import logging
 
 import torch
 
-from model.attention import varlen
 from model.attention.base import Attention
 from model.attention.torch_reference import TorchReference
 
@@ -26,6 +25,8 @@ def choose_attention(device: torch.device, dtype: torch.dtype, head_dim: int, bl
     reference = TorchReference(block_size)
     if device.type != "cuda":
         return reference
+    from model.attention import varlen  # imports a part of torch that takes seconds, for GPUs alone
+
     if varlen.supports(device, dtype, head_dim):
         return varlen.VarlenAttention(block_size)
     if supports_triton(device):
