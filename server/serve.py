@@ -8,23 +8,25 @@ import logging
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import uvicorn
 
 from scheduler.commands import AdapterInfo, ListAdapters
 from scheduler.config import EngineConfig
 from scheduler.messages import EngineInfo, StepOutput
-from server.app import create_app
 from server.async_engine import AsyncEngine, EngineFactory, EngineLike
-from server.state import ServerSettings
-from server.tokenizer import Tokenizer
 from server.tools import DEFAULT_FORMAT
 from server.version import VERSION
+
+if TYPE_CHECKING:  # what takes seconds to import is imported beside the loading of the model
+    from server.state import ServerSettings
+    from server.tokenizer import Tokenizer
 
 GRACE = 5  # seconds that clients get, at the end, to read what was already said
 BACKLOG = 2048  # connections that wait to be accepted
@@ -67,6 +69,8 @@ def run(make_engine: EngineFactory, options: ServeOptions) -> None:
     with bind(options.host, options.port) as listener, interruptible():
         engine, info = start_engine(make_engine)
         try:
+            from server.state import ServerSettings
+
             settings = ServerSettings(
                 options.model_name or info.model_name or Path(info.model_path).stem,
                 tool_call_parser=options.tool_call_parser,
@@ -130,10 +134,18 @@ def leave(signum: int, _: FrameType | None) -> NoReturn:
 def start_engine(make_engine: EngineFactory) -> tuple[AsyncEngine, EngineInfo]:
     try:
         engine = AsyncEngine(make_engine)
+        threading.Thread(target=import_app, name="imports", daemon=True).start()  # torch is imported by now
         return engine, engine.start()
     except Exception as error:
         log.debug("the engine did not start", exc_info=True)
         raise ServeError(one_line(error)) from None
+
+
+def import_app() -> None:
+    """Tokenizers, templates and the web framework take as long to import as a small model to load. What fails here
+    fails again, and is told, where it is needed."""
+    with contextlib.suppress(Exception):
+        import server.app  # noqa: F401
 
 
 def list_adapters(engine: AsyncEngine, model_name: str) -> tuple[AdapterInfo, ...]:
@@ -145,6 +157,8 @@ def list_adapters(engine: AsyncEngine, model_name: str) -> tuple[AdapterInfo, ..
 
 
 def load_tokenizer(model_path: str, chat_template: str | None) -> Tokenizer:
+    from server.tokenizer import Tokenizer
+
     try:
         return Tokenizer.load(model_path, chat_template)
     except Exception as error:
@@ -161,6 +175,8 @@ def listen(
     adapters: Sequence[AdapterInfo],
     log_level: str,
 ) -> None:
+    from server.app import create_app
+
     app = create_app(engine, info, tokenizer, settings, adapters)
     config = uvicorn.Config(
         app,
