@@ -78,7 +78,7 @@ INLINE void score_vectors(const int rows, const int vectors, const scene *s, con
     }
     UNROLL for (int r = 0; r < rows; r++)
         UNROLL for (int j = 0; j < vectors; j++) sums[r][j] = vf_zero();
-    v_dot(rows, vectors, sums, q, (size_t)s->model->head_dim, keys, TILE, s->model->head_dim / DEPTH);
+    v_dot(rows, vectors, sums, q, (size_t)s->model->head_dim, keys, TILE, s->model->head_dim / DEPTH, 0, NULL);
     UNROLL for (int r = 0; r < rows; r++)
         UNROLL for (int j = 0; j < vectors; j++) vf_store(scores + r * SEGMENT + (first + j) * LANES, sums[r][j]);
 }
@@ -92,7 +92,8 @@ INLINE void mix_vectors(const int rows, const int vectors, const scene *s, const
         if (s->fetch && first == 0 && tile < s->next_tiles) fetch_tile(s, s->next_k[tile]);
         const word *v = s->v[tile] + first * LANES;
         const word *const dims[4] = {v, v + LANES, v + 2 * LANES, v + 3 * LANES};
-        v_dot(rows, vectors, sums, weights + tile * TILE, SEGMENT, dims, (size_t)s->model->head_dim, TILE / DEPTH);
+        v_dot(rows, vectors, sums, weights + tile * TILE, SEGMENT, dims, (size_t)s->model->head_dim, TILE / DEPTH, 0,
+              NULL);
     }
     UNROLL for (int r = 0; r < rows; r++)
         UNROLL for (int j = 0; j < vectors; j++) {

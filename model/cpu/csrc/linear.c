@@ -20,9 +20,10 @@
 #endif
 #define WHOLE_VECTORS (PANEL / LANES)
 
-#define CHUNK_ROWS 48     /* of x stay in the second-level cache while all panels pass by */
-#define BLOCK_VECTORS 2   /* of columns in a block */
-#define BLOCK_DEPTH 320   /* values at most; quantized: */
+#define WORDS_ROWS (4 * TILE_ROWS) /* at most; few enough to read words as they lie */
+#define CHUNK_ROWS 48              /* of x stay in the second-level cache while all panels pass by */
+#define BLOCK_VECTORS 2            /* of columns in a block */
+#define BLOCK_DEPTH 320            /* values at most; quantized: */
 #define QUANTIZED_DEPTH 128
 
 /* y[r][j] += row r times the vectors j: w[j] at each step, `stride` units further at the next. */
@@ -62,10 +63,19 @@ static void block_tile(int rows, int vectors, const act *x, size_t stride, const
 }
 #undef CASE
 
-/* Tiles of equal size, give or take one row. */
-static void block_rows(int rows, int vectors, const act *x, size_t stride, const unit *w, int steps, float *y) {
+/* What is read next: `lines` lines of memory, `stride` bytes apart. */
+typedef struct {
+    const char *first;
+    size_t stride;
+    int lines;
+} ahead;
+
+/* Tiles of equal size, give or take one row. While they are multiplied, what is read next comes into the L2 cache. */
+static void block_rows(int rows, int vectors, const act *x, size_t stride, const unit *w, int steps, float *y, ahead next) {
     for (int tiles = (rows + TILE_ROWS - 1) / TILE_ROWS; tiles > 0; tiles--) {
-        int taken = (rows + tiles - 1) / tiles;
+        int taken = (rows + tiles - 1) / tiles, lines = (next.lines + tiles - 1) / tiles;
+        for (int i = 0; i < lines; i++, next.first += next.stride) _mm_prefetch(next.first, _MM_HINT_T1);
+        next.lines -= lines;
         block_tile(taken, vectors, x, stride, w, steps, y);
         x += (size_t)taken * stride;
         y += taken * PANEL;
@@ -75,27 +85,34 @@ static void block_rows(int rows, int vectors, const act *x, size_t stride, const
 
 /* -- few rows: words as they lie --------------------------------------------------------------------------------- */
 
-INLINE void words_dot(const int rows, const int vectors, const act *x, int depth, const word *w, float *y) {
+/* Of each step's two lines of memory, `lines` are fetched meanwhile for the next panel, from `next` on. */
+INLINE void words_dot(const int rows, const int vectors, const int lines, const act *x, int depth, const word *w, float *y,
+                      const char *next) {
     vf sums[TILE_ROWS][4];
     const word *const columns[4] = {w, w + LANES, w + 2 * LANES, w + 3 * LANES};
     UNROLL for (int r = 0; r < rows; r++)
         UNROLL for (int j = 0; j < vectors; j++) sums[r][j] = vf_zero();
-    v_dot(rows, vectors, sums, x, depth, columns, PANEL, depth / DEPTH);
+    v_dot(rows, vectors, sums, x, depth, columns, PANEL, depth / DEPTH, lines, next);
     UNROLL for (int r = 0; r < rows; r++)
         UNROLL for (int j = 0; j < vectors; j++) vf_store(y + r * PANEL + j * LANES, sums[r][j]);
 }
 
-#define CASE(n)                                                            \
-    case n:                                                                \
-        if (n <= WHOLE_ROWS) {                                             \
-            words_dot(n, WHOLE_VECTORS, x, depth, w, y);                   \
-        } else {                                                           \
-            words_dot(n, 2, x, depth, w, y);                               \
-            words_dot(n, 2, x, depth, w + PANEL / 2, y + PANEL / 2);       \
-        }                                                                  \
+/* With rows enough to keep the processor busy, memory must be asked for ahead; with fewer the processor sees to it. */
+#define LINES(n) (fetch && (n) > 3 ? 1 : 0)
+
+#define CASE(n)                                                                            \
+    case n:                                                                                \
+        if (n <= WHOLE_ROWS) {                                                             \
+            words_dot(n, WHOLE_VECTORS, 2 * LINES(n), x, depth, w, y, next);               \
+        } else {                                                                           \
+            words_dot(n, 2, LINES(n), x, depth, w, y, next);                               \
+            words_dot(n, 2, LINES(n), x, depth, w + PANEL / 2, y + PANEL / 2, next + half); \
+        }                                                                                  \
         break;
 
-static void panel_words(int rows, const act *x, int depth, const word *w, float *y) {
+INLINE void words_tile(int rows, const int fetch, const act *x, int depth, const word *w, float *y) {
+    const size_t half = (size_t)depth / DEPTH * 64;
+    const char *next = (const char *)w + 2 * half;
     switch (rows) {
         CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6)
 #if LANES == 16
@@ -104,17 +121,32 @@ static void panel_words(int rows, const act *x, int depth, const word *w, float 
     }
 }
 
+static void panel_words(int rows, const act *x, int depth, const word *w, float *y) {
+    for (int tiles = (rows + TILE_ROWS - 1) / TILE_ROWS, tile = 0; tile < tiles; tile++) {
+        int taken = (rows + tiles - tile - 1) / (tiles - tile);
+        if (tile == 0)
+            words_tile(taken, 1, x, depth, w, y);
+        else
+            words_tile(taken, 0, x, depth, w, y); /* the panel is in the L2 cache by now */
+        x += (size_t)taken * depth;
+        y += taken * PANEL;
+        rows -= taken;
+    }
+}
+
 /* -- one panel --------------------------------------------------------------------------------------------------- */
 
 static void dense_panel(const pk_matrix *w, int panel, const act *x, int rows, float *y) {
     const word *words = w->panels + (size_t)panel * PANEL * w->depth / DEPTH;
-    if (rows <= TILE_ROWS) {
+    if (rows <= WORDS_ROWS) {
         panel_words(rows, x, w->depth, words, y);
         return;
     }
     memset(y, 0, sizeof(float) * (size_t)rows * PANEL);
 #if PK_DOT
-    block_rows(rows, WHOLE_VECTORS, x, (size_t)w->depth, words, w->depth / DEPTH, y);
+    const size_t bytes = sizeof(word) * PANEL * (size_t)w->depth / DEPTH;
+    block_rows(rows, WHOLE_VECTORS, x, (size_t)w->depth, words, w->depth / DEPTH, y,
+               (ahead){(const char *)words + bytes, 64, (int)(bytes / 64)});
 #else
     unit block[BLOCK_DEPTH * BLOCK_VECTORS * LANES] __attribute__((aligned(64)));
     const int blocks = (w->depth + BLOCK_DEPTH - 1) / BLOCK_DEPTH;
@@ -123,7 +155,13 @@ static void dense_panel(const pk_matrix *w, int panel, const act *x, int rows, f
         for (int k = 0; k < w->depth; k += most) {
             int depth = w->depth - k < most ? w->depth - k : most;
             v_widen(BLOCK_VECTORS, words + (size_t)k / DEPTH * PANEL + column, PANEL, depth / DEPTH, block);
-            block_rows(rows, BLOCK_VECTORS, x + k, (size_t)w->depth, block, depth, y + column);
+            /* then comes the next block of these columns, or else the first of the next columns, or of the next panel */
+            const int ends = k + depth == w->depth, last = column + BLOCK_VECTORS * LANES == PANEL;
+            const word *then = !ends ? words + (size_t)(k + depth) / DEPTH * PANEL + column
+                               : last ? words + (size_t)w->depth / DEPTH * PANEL
+                                      : words + column + BLOCK_VECTORS * LANES;
+            block_rows(rows, BLOCK_VECTORS, x + k, (size_t)w->depth, block, depth, y + column,
+                       (ahead){(const char *)then, sizeof(word) * PANEL, most / DEPTH});
         }
 #endif
 }
@@ -142,7 +180,7 @@ static void quantized_panel(const pk_matrix *w, int panel, const act *x, int row
         for (int k = 0; k < w->depth; k += QUANTIZED_DEPTH) {
             int depth = w->depth - k < QUANTIZED_DEPTH ? w->depth - k : QUANTIZED_DEPTH;
             quantized_units(w->kind[panel], groups + (size_t)(k / GROUP) * group_bytes, depth / GROUP, column, vectors, block);
-            block_rows(rows, vectors, x + k, (size_t)w->depth, block, depth / UNIT_DEPTH, y + column);
+            block_rows(rows, vectors, x + k, (size_t)w->depth, block, depth / UNIT_DEPTH, y + column, (ahead){NULL, 0, 0});
         }
 }
 

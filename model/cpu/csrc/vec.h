@@ -262,10 +262,12 @@ INLINE vf v_multiply_add(vf sum, vw w, vx x) { return vf_fma(x, w, sum); }
        w[j]:  LANES words at each step, the next step's `stride` words on
        x:     row r at x + r * row_stride, DEPTH values per step
 
-   `rows` and `vectors` are constants where this is called, so that everything stays in registers. */
+   At each step so many `lines` of memory are fetched from `next` on, for what is read after this. `rows`, `vectors` and
+   `lines` are constants where this is called, so that everything stays in registers. */
 INLINE void v_dot(const int rows, const int vectors, vf (*sums)[4], const act *x, size_t row_stride,
-                  const word *const *w, size_t stride, int steps) {
+                  const word *const *w, size_t stride, int steps, const int lines, const char *next) {
     for (int step = 0; step < steps; step++) {
+        UNROLL for (int i = 0; i < lines; i++) _mm_prefetch(next + (step * lines + i) * 64, _MM_HINT_T1);
         UNROLL for (int part = 0; part < PARTS; part++) {
             vw column[4];
             UNROLL for (int j = 0; j < vectors; j++) column[j] = vw_part(w[j] + step * stride, part);
