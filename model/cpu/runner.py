@@ -92,7 +92,9 @@ class CRunner:
         The logits are a view of memory that the next step writes over.
         """
         assert self._cache is not None, "no cache attached"
-        ids, positions, slots, tables = (_numbers(each) for each in self._flat(inputs))
+        ids, positions, slots, tables = map(
+            _numbers, (inputs.token_ids, inputs.positions, inputs.slots, inputs.block_tables)
+        )
         logit_rows, order = _ascending(_numbers(inputs.logit_rows))
         groups = _groups(inputs)
         last_groups = _last_groups(logit_rows, groups)
@@ -124,10 +126,6 @@ class CRunner:
         if self._library.step(self._engine, step) != 0:
             raise MemoryError(f"no memory for a step of {len(ids)} rows")
         return logits if order is None else logits[torch.from_numpy(order)]
-
-    @staticmethod
-    def _flat(inputs: StepInputs) -> tuple[torch.Tensor, ...]:
-        return inputs.token_ids, inputs.positions, inputs.slots, inputs.block_tables
 
     def _room_for(self, rows: int) -> torch.Tensor:
         if self._logits.shape[0] < rows:

@@ -8,7 +8,7 @@ that text in a real vocabulary, of whole words, of bytes of characters, of Sente
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from server.async_engine import AsyncEngine
 from server.state import ServerSettings
 from server.tokenizer import Tokenizer
 from tests.server.harness import listening
+from tests.server.test_stop import cut_at_stop
 from tests.server.tiny_tokenizers import byte_level, sentencepiece
 
 VOCAB = 512
@@ -139,16 +140,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         made = Server(url, dictation)
         with made.client:
             yield made
-
-
-def cut_at_stop(text: str, stops: Sequence[str], include: bool) -> tuple[str, str | None]:
-    """The text up to its first stop string, looking at it one character at a time."""
-    for end in range(len(text) + 1):
-        ended = [stop for stop in stops if text[:end].endswith(stop)]
-        if ended:
-            stop = max(ended, key=len)
-            return text[: end if include else end - len(stop)], stop
-    return text, None
 
 
 def stops_of(text: str, places: list[tuple[int, int]], others: list[str]) -> list[str]:

@@ -10,7 +10,7 @@ letters = st.text("ab😀\u0301", max_size=24)
 stops_of_letters = st.lists(st.text("ab😀\u0301", min_size=1, max_size=4), max_size=3)
 
 
-def cut(text: str, stops: list[str], include: bool) -> tuple[str, str | None]:
+def cut_at_stop(text: str, stops: list[str], include: bool) -> tuple[str, str | None]:
     """What the matcher promises, by looking at the text one character at a time."""
     for end in range(len(text) + 1):
         ended = [stop for stop in stops if text[:end].endswith(stop)]
@@ -32,7 +32,7 @@ def test_the_pieces_joined_are_the_text_cut_at_its_first_stop(
 ) -> None:
     matcher = StopMatcher(stops, include)
     found = "".join(matcher.push(piece) for piece in split(text, cuts)) + matcher.finish()
-    assert (found, matcher.matched) == cut(text, stops, include)
+    assert (found, matcher.matched) == cut_at_stop(text, stops, include)
 
 
 @settings(deadline=None)

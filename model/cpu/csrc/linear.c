@@ -1,7 +1,7 @@
 /* Matrix products: rows times panels (pk.h).
 
-   Few rows read each panel straight from memory, and the next one is fetched meanwhile. Many rows go in chunks; for each chunk a panel is cut into blocks of
-   the depth, whose words are made ready for multiplying once and then serve all rows of the chunk:
+   Few rows read each panel straight from memory, and the next one is fetched meanwhile. Many rows go in chunks; for each
+   chunk a panel is cut into blocks of the depth, whose words are made ready for multiplying once and then serve all its rows:
 
        panel:  [ block 0 | block 1 | ... ]   ->   units [depth of a block][BLOCK_VECTORS vectors of columns], in the L1 cache
 

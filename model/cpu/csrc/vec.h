@@ -204,13 +204,6 @@ INLINE bf16 bf16_of(float x) {
     return (bf16)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
-INLINE float float_of(bf16 x) {
-    uint32_t bits = (uint32_t)x << 16;
-    float value;
-    memcpy(&value, &bits, 4);
-    return value;
-}
-
 /* -- rows of a matrix product ------------------------------------------------------------------------------------ */
 
 INLINE void act_store(act *p, vf x) {
