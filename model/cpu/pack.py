@@ -6,6 +6,7 @@ import torch
 from torch.nn import functional
 
 from model.cpu.library import PANEL, Matrix
+from model.cpu.memory import Arena
 from model.cpu.quantized import QuantizedPanels
 
 
@@ -15,6 +16,7 @@ class PackedMatrix:
 
     def __init__(
         self,
+        arena: Arena,
         weight: torch.Tensor,
         bias: torch.Tensor | None = None,
         quantized: QuantizedPanels | None = None,
@@ -24,7 +26,7 @@ class PackedMatrix:
         """weight [columns, depth] in bfloat16 or float32; both are filled up with zeros to whole panels."""
         columns, depth = (padded(size) for size in weight.shape)
         missing = (0, depth - weight.shape[1], 0, columns - weight.shape[0])
-        self._panels = to_panels(functional.pad(weight, missing)) if dense else None
+        self._panels = arena.keep(to_panels(functional.pad(weight, missing))) if dense else None
         self._bias = None if bias is None else functional.pad(bias.float(), (0, columns - bias.shape[0])).contiguous()
         self._quantized = quantized
         self.struct = Matrix(columns=columns, depth=depth)
@@ -53,7 +55,7 @@ def padded(size: int) -> int:
 def to_panels(weight: torch.Tensor) -> torch.Tensor:
     """[columns, depth] -> [columns / 32, depth / 2, 32] pairs of bfloat16, or [columns / 32, depth, 32] floats."""
     words = weight.contiguous().view(torch.int32) if weight.dtype == torch.bfloat16 else weight
-    return words.view(-1, PANEL, words.shape[1]).transpose(1, 2).contiguous()
+    return words.view(-1, PANEL, words.shape[1]).transpose(1, 2)
 
 
 def interleave(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from model.config import ModelConfig
 from model.cpu import library as c
+from model.cpu.memory import Arena
 from model.cpu.pack import PackedMatrix, interleave
 from model.cpu.weights import PackedModel
 from model.inputs import AdapterRows, StepInputs
@@ -186,6 +187,7 @@ class _PackedAdapter:
     """An adapter's deltas, [layers][4]; a product that it does not change has no columns."""
 
     def __init__(self, adapter: LoraAdapter, config: ModelConfig) -> None:
+        self._arena = Arena()
         self._kept: list[PackedMatrix] = []
         self.deltas = (c.Delta * (4 * config.num_layers))()
         for layer in range(config.num_layers):
@@ -196,7 +198,7 @@ class _PackedAdapter:
 
     def _pack(self, delta: LowRank, product: str) -> c.Delta:
         up = interleave(*delta.up.chunk(2)) if product == "mlp.gate_up_proj" else delta.up
-        packed = PackedMatrix(delta.down), PackedMatrix(up)
+        packed = PackedMatrix(self._arena, delta.down), PackedMatrix(self._arena, up)
         self._kept += packed
         return c.Delta(*(each.struct for each in packed))
 

@@ -9,6 +9,7 @@ import torch
 
 from model.config import ModelConfig
 from model.cpu import library as c
+from model.cpu.memory import Arena
 from model.cpu.pack import PackedMatrix, interleave, padded
 from model.cpu.quantized import interleave_rows, pack_quantized
 from model.quantized import QuantizedTensor
@@ -40,6 +41,7 @@ class PackedModel:
         self._weights = weights
         self._quantized = quantized
         self._form = form
+        self._arena = Arena()
         self._kept: list[torch.Tensor | PackedMatrix] = []
         self._layers = (c.Layer * config.num_layers)()
         for index in range(config.num_layers):
@@ -106,7 +108,9 @@ class PackedModel:
         self, weight: torch.Tensor, bias: torch.Tensor | None, stored: Sequence[QuantizedTensor | None]
     ) -> c.Matrix:
         panels = pack_quantized(stored)
-        packed = PackedMatrix(weight, bias, panels, dense=panels is None or self._form is not WeightForm.QUANTIZED)
+        packed = PackedMatrix(
+            self._arena, weight, bias, panels, dense=panels is None or self._form is not WeightForm.QUANTIZED
+        )
         self._kept.append(packed)
         return packed.struct
 

@@ -97,22 +97,24 @@ INLINE void words_dot(const int rows, const int vectors, const int lines, const 
         UNROLL for (int j = 0; j < vectors; j++) vf_store(y + r * PANEL + j * LANES, sums[r][j]);
 }
 
-/* With rows enough to keep the processor busy, memory must be asked for ahead; with fewer the processor sees to it. */
-#define LINES(n) (fetch && (n) > 3 ? 1 : 0)
+/* Memory is asked for ahead: with few rows a little, as the processor foresees most by itself; with rows enough to keep it
+   busy, a panel. */
+#define FEW_ROWS 3
+#define NEAR 2048 /* bytes */
 
-#define CASE(n)                                                                            \
-    case n:                                                                                \
-        if (n <= WHOLE_ROWS) {                                                             \
-            words_dot(n, WHOLE_VECTORS, 2 * LINES(n), x, depth, w, y, next);               \
-        } else {                                                                           \
-            words_dot(n, 2, LINES(n), x, depth, w, y, next);                               \
-            words_dot(n, 2, LINES(n), x, depth, w + PANEL / 2, y + PANEL / 2, next + half); \
-        }                                                                                  \
+#define CASE(n)                                                                                   \
+    case n:                                                                                       \
+        if (n <= WHOLE_ROWS) {                                                                    \
+            words_dot(n, WHOLE_VECTORS, 2 * fetch, x, depth, w, y, at + (n <= FEW_ROWS ? NEAR : 2 * half)); \
+        } else {                                                                                  \
+            words_dot(n, 2, fetch, x, depth, w, y, at + 2 * half);                                \
+            words_dot(n, 2, fetch, x, depth, w + PANEL / 2, y + PANEL / 2, at + 3 * half);        \
+        }                                                                                         \
         break;
 
 INLINE void words_tile(int rows, const int fetch, const act *x, int depth, const word *w, float *y) {
     const size_t half = (size_t)depth / DEPTH * 64;
-    const char *next = (const char *)w + 2 * half;
+    const char *at = (const char *)w;
     switch (rows) {
         CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6)
 #if LANES == 16

@@ -169,7 +169,7 @@ size_t quantized_group_bytes(int kind); /* of one group of PANEL columns; 0 for 
 /* `groups` groups of a panel, `vectors` vectors of its columns from `column` on, to units [depth][vectors * LANES] */
 void quantized_units(int kind, const char *group, int groups, int column, int vectors, unit *out);
 /* y [rows][PANEL] of a whole panel and QUANTIZED_ROWS rows at most, row r at x + r * stride */
-#define QUANTIZED_ROWS 3
+#define QUANTIZED_ROWS 6
 void quantized_dot(int kind, int rows, const char *group, int groups, const act *x, size_t stride, float *y);
 
 /* rows.c ------------------------------------------------------------------------------------------------------------ */

@@ -15,7 +15,13 @@
        Q6_K   nibbles | twos | d half | s byte, twice        value = (d * s) * (q - 32), an s for each 16 values
 
    each after the other for all 32 columns. Products and sums are rounded one by one, as numpy does where the weights are
-   dequantized; with PK_BF16 the value is then rounded to bfloat16, as torch does. */
+   dequantized; with PK_BF16 the value is then rounded to bfloat16, as torch does.
+
+   Few operations make it fast, and none of these changes a bit:
+   - A number is masked where it stands in its word, not moved to the lowest bits: it comes out times a power of two, by
+     which the scale is divided beforehand.
+   - The product of a scale and a number has 11 + 7 + 5 bits at most, so it is exact; fused with the sum it rounds once, as
+     numpy does. */
 
 #include "pk.h"
 
@@ -37,57 +43,78 @@ size_t quantized_group_bytes(int kind) {
     }
 }
 
-/* The scale and offset of some columns in half a group: value = scale * q + offset. */
+#define OCTET 8 /* values that are taken apart alike; four make a group */
+
+/* The scale and offset of some columns in half a group: value i of an octet = scale[i] * (q << shift_of(i)) + offset.
+   Where all shifts are the same only scale[0] is there. */
 typedef struct {
-    vf scale, offset;
+    vf scale[OCTET], offset;
 } affine;
+
+INLINE int is_nibbles(const int kind) { return kind == Q4_0 || kind == Q4_1 || kind == Q4_K; }
+
+/* Where value i of an octet stands when it has been masked: its lowest bit. */
+INLINE int shift_of(const int kind, int i) {
+    if (kind == Q8_0) return 24;
+    return is_nibbles(kind) && i != 7 ? 4 * i : 0;
+}
 
 INLINE affine read_affine(const int kind, const char *group, int column, int half) {
     const uint16_t *d = (const uint16_t *)(group + (kind == Q8_0 ? BYTES : kind == Q6_K ? NIBBLES + TWOS : NIBBLES));
-    affine a = {vf_from_half(d + column), vf_zero()};
+    affine a = {.offset = vf_zero()};
+    vf scale = vf_from_half(d + column);
     if (kind == Q4_1) a.offset = vf_from_half(d + PANEL + column);
     if (kind == Q4_K) {
         const uint8_t *scales = (const uint8_t *)(d + 2 * PANEL);
-        a.scale = vf_mul(a.scale, vf_from_u8(scales + column));
-        a.offset = vf_sub(vf_zero(), vf_mul(vf_from_half(d + PANEL + column), vf_from_u8(scales + PANEL + column)));
+        scale = vf_mul(scale, vf_from_u8(scales + column));
+        vf offset = vf_mul(vf_from_half(d + PANEL + column), vf_from_u8(scales + PANEL + column));
+        a.offset = vf_mul(offset, vf_set1(-1.0f));
     }
-    if (kind == Q6_K) a.scale = vf_mul(a.scale, vf_from_s8((const uint8_t *)(d + PANEL) + half * PANEL + column));
+    if (kind == Q6_K) scale = vf_mul(scale, vf_from_s8((const uint8_t *)(d + PANEL) + half * PANEL + column));
+    UNROLL for (int i = 0; i < OCTET; i++)
+        if (i == 0 || is_nibbles(kind)) a.scale[i] = vf_mul(scale, vf_set1(1.0f / (float)(1 << shift_of(kind, i))));
     return a;
 }
 
-/* Value k of the group, of the columns' words that hold it. */
-INLINE vf whole_number(const int kind, const uint32_t *words, int k) {
-    if (kind == Q8_0) return vf_from_int(vi_right_signed(vi_left(vi_load(words + k / 4 * PANEL), 24 - 8 * (k % 4)), 24));
-    vi q = vi_and(vi_right(vi_load(words + k / 8 * PANEL), 4 * (k % 8)), vi_set1(15));
-    if (kind == Q4_0) q = vi_add(q, vi_set1(-8));
-    if (kind == Q6_K) {
-        vi upper = vi_and(vi_right(vi_load(words + (4 + k / 16) * PANEL), 2 * (k % 16)), vi_set1(3));
-        q = vi_add(vi_or(q, vi_left(upper, 4)), vi_set1(-32));
+/* Value i of an octet, shifted left by shift_of, of the columns' words that hold it. */
+INLINE vf whole_number(const int kind, const uint32_t *words, int octet, int i) {
+    if (kind == Q8_0) {
+        vi q = vi_left(vi_load(words + (2 * octet + i / 4) * PANEL), 24 - 8 * (i % 4));
+        return vf_from_int(vi_and(q, vi_set1((int)0xff000000u)));
     }
-    return vf_from_int(q);
+    vi q = vi_load(words + octet * PANEL);
+    if (is_nibbles(kind)) {
+        const int shift = shift_of(kind, i);
+        vf number = vf_from_int(i == 7 ? vi_right(q, 28) : vi_and(q, vi_set1(15 << shift)));
+        return kind == Q4_0 ? vf_sub(number, vf_set1((float)(8 << shift))) : number;
+    }
+    vi twos = vi_right(vi_load(words + (4 + octet / 2) * PANEL), octet % 2 * 16);
+    vi upper = vi_left(vi_and(vi_right(twos, 2 * i), vi_set1(3)), 4);
+    return vf_from_int(vi_add(vi_or(vi_and(vi_right(q, 4 * i), vi_set1(15)), upper), vi_set1(-32)));
 }
 
-INLINE vf dequantize(const int kind, const uint32_t *words, affine a, int k) {
-    vf value = vf_mul(a.scale, whole_number(kind, words, k));
-    return kind == Q4_1 || kind == Q4_K ? vf_add(value, a.offset) : value;
+INLINE vf dequantize(const int kind, const uint32_t *words, const affine *a, int octet, int i) {
+    vf number = whole_number(kind, words, octet, i), scale = a->scale[is_nibbles(kind) ? i : 0];
+    return kind == Q4_1 || kind == Q4_K ? vf_fma(number, scale, a->offset) : vf_mul(number, scale);
 }
 
 #if PK_BF16
-/* The bits of a float rounded to bfloat16, in the upper half of each lane; the lower half is not cleared. */
-INLINE vi round_bits(vf value) {
-    vi bits = vi_of_bits(value);
-    return vi_add(bits, vi_add(vi_set1(0x7fff), vi_and(vi_right(bits, 16), vi_set1(1))));
+/* To the nearest bfloat16, ties to even, in the upper half of each lane: the float is split into 8 bits and the rest (Veltkamp).
+   For the values of weights, far from overflow. */
+INLINE vf rounded(vf value) {
+    vf scaled = vf_mul(value, vf_set1(65537.0f));
+    return vf_sub(scaled, vf_sub(scaled, value));
 }
 #endif
 
-/* What is multiplied with values k .. of the rows: one value, or two as a pair. */
-INLINE vw unit_of(const int kind, const uint32_t *words, affine a, int k) {
-    vf value = dequantize(kind, words, a, k);
+/* What is multiplied with values i .. of the rows: one value, or two as a pair. */
+INLINE vw unit_of(const int kind, const uint32_t *words, const affine *a, int octet, int i) {
+    vf value = dequantize(kind, words, a, octet, i);
 #if PK_DOT
-    vi odd = round_bits(dequantize(kind, words, a, k + 1));
-    return vi_or(vi_right(round_bits(value), 16), vi_and(odd, vi_set1((int)0xffff0000u)));
+    vf odd = dequantize(kind, words, a, octet, i + 1);
+    return vi_or(vi_right(vi_of_bits(rounded(value)), 16), vi_of_bits(rounded(odd)));
 #elif PK_BF16
-    return vf_of_bits(vi_and(round_bits(value), vi_set1((int)0xffff0000u)));
+    return rounded(value);
 #else
     return value;
 #endif
@@ -107,10 +134,9 @@ INLINE void group_units(const int kind, const char *group, int column, size_t st
     const uint32_t *words = (const uint32_t *)group + column;
     for (int half = 0; half < 2; half++) {
         const affine a = read_affine(kind, group, column, half);
-        UNROLL for (int i = 0; i < GROUP / 2; i += UNIT_DEPTH) {
-            const int k = half * GROUP / 2 + i;
-            unit_store(out + (size_t)k / UNIT_DEPTH * stride, unit_of(kind, words, a, k));
-        }
+        for (int octet = 2 * half; octet < 2 * half + 2; octet++)
+            UNROLL for (int i = 0; i < OCTET; i += UNIT_DEPTH, out += stride)
+                unit_store(out, unit_of(kind, words, &a, octet, i));
     }
 }
 
@@ -132,35 +158,44 @@ void quantized_units(int kind, const char *group, int groups, int column, int ve
 
 /* -- few rows: multiplied as they are widened -------------------------------------------------------------------- */
 
-INLINE void dot(const int kind, const int rows, const char *group, int groups, const act *x, size_t stride, float *y) {
-    vf sums[QUANTIZED_ROWS][PANEL / LANES];
-    UNROLL for (int r = 0; r < rows; r++)
-        UNROLL for (int j = 0; j < PANEL / LANES; j++) sums[r][j] = vf_zero();
-    for (int g = 0; g < groups; g++, group += quantized_group_bytes(kind), x += GROUP)
-        for (int half = 0; half < 2; half++) {
-            affine a[PANEL / LANES];
-            UNROLL for (int j = 0; j < PANEL / LANES; j++) a[j] = read_affine(kind, group, j * LANES, half);
-            UNROLL for (int i = 0; i < GROUP / 2; i += UNIT_DEPTH) {
-                const int k = half * GROUP / 2 + i;
-                UNROLL for (int j = 0; j < PANEL / LANES; j++) {
-                    vw w = unit_of(kind, (const uint32_t *)group + j * LANES, a[j], k);
-                    UNROLL for (int r = 0; r < rows; r++)
-                        sums[r][j] = v_multiply_add(sums[r][j], w, vx_part(x + r * stride + k, 0));
+/* `vectors` vectors of columns at a time, such that sums and offsets stay in registers. */
+INLINE void dot(const int kind, const int rows, const int vectors, const char *panel, int groups, const act *x, size_t stride,
+                float *y) {
+    const size_t group_bytes = quantized_group_bytes(kind);
+    for (int column = 0; column < PANEL; column += vectors * LANES) {
+        const char *group = panel;
+        vf sums[QUANTIZED_ROWS][PANEL / LANES];
+        UNROLL for (int r = 0; r < rows; r++)
+            UNROLL for (int j = 0; j < vectors; j++) sums[r][j] = vf_zero();
+        for (int g = 0; g < groups; g++, group += group_bytes)
+            for (int half = 0; half < 2; half++) {
+                affine a[PANEL / LANES];
+                UNROLL for (int j = 0; j < vectors; j++) a[j] = read_affine(kind, group, column + j * LANES, half);
+                for (int octet = 2 * half; octet < 2 * half + 2; octet++) {
+                    const act *values = x + g * GROUP + octet * OCTET;
+                    UNROLL for (int i = 0; i < OCTET; i += UNIT_DEPTH)
+                        UNROLL for (int j = 0; j < vectors; j++) {
+                            vw w = unit_of(kind, (const uint32_t *)group + column + j * LANES, &a[j], octet, i);
+                            UNROLL for (int r = 0; r < rows; r++)
+                                sums[r][j] = v_multiply_add(sums[r][j], w, vx_part(values + r * stride + i, 0));
+                        }
                 }
             }
-        }
-    UNROLL for (int r = 0; r < rows; r++)
-        UNROLL for (int j = 0; j < PANEL / LANES; j++) vf_store(y + r * PANEL + j * LANES, sums[r][j]);
+        UNROLL for (int r = 0; r < rows; r++)
+            UNROLL for (int j = 0; j < vectors; j++) vf_store(y + r * PANEL + column + j * LANES, sums[r][j]);
+    }
 }
 
-#define CASE(kind)                                                         \
-    case kind:                                                             \
-        if (rows == 1)                                                     \
-            dot(kind, 1, group, groups, x, stride, y);                     \
-        else if (rows == 2)                                                \
-            dot(kind, 2, group, groups, x, stride, y);                     \
-        else                                                               \
-            dot(kind, 3, group, groups, x, stride, y);                     \
+#define ROWS(kind, n, vectors)                                \
+    case n:                                                   \
+        dot(kind, n, vectors, group, groups, x, stride, y);   \
+        break;
+#define CASE(kind)                                                                                                        \
+    case kind:                                                                                                            \
+        switch (rows) {                                                                                                   \
+            ROWS(kind, 1, PANEL / LANES) ROWS(kind, 2, PANEL / LANES) ROWS(kind, 3, 2) ROWS(kind, 4, 2) ROWS(kind, 5, 2) \
+            ROWS(kind, 6, 2)                                                                                              \
+        }                                                                                                                 \
         break;
 
 void quantized_dot(int kind, int rows, const char *group, int groups, const act *x, size_t stride, float *y) {
