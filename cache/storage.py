@@ -78,8 +78,8 @@ class KVStorage:
 
     def copy(self, sources: Sequence[BlockId], targets: Sequence[BlockId]) -> None:
         """Copy whole blocks, sources[i] over targets[i]. No target may be a source of the same call."""
-        if sources:
-            self.blocks[list(targets)] = self.blocks[list(sources)]
+        for source, target in zip(sources, targets, strict=True):  # each is one piece of memory: no index is needed
+            self.blocks[target].copy_(self.blocks[source])
 
     def checksum(self, block_id: BlockId) -> int:
         """xxh3-64 of all the block's bytes."""

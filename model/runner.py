@@ -27,6 +27,9 @@ class Runner:
         """Names the arithmetic that K/V came from; part of the cache's identity."""
         return f"{self._attention.numerics}+{describe(self._network.device, self._network.dtype)}"
 
+    def rouse(self) -> None:
+        """A step is being prepared: nothing to do, as torch's threads cannot be woken ahead."""
+
     def run(self, inputs: StepInputs) -> torch.Tensor:
         """Compute the positions of `inputs`, write their K/V, return float32 logits [N, vocab_size] of `logit_rows`."""
         if self._graphs is not None and self._graphs.accepts(inputs):

@@ -210,6 +210,7 @@ class Engine:
         `before_network` is called, if anything is computed, when all is ready for the network: while that runs, other
         threads have the interpreter.
         """
+        self.runner.rouse()
         said = self.scrub()
         batch = self.scheduler.schedule(self._clock())
         self._zero()  # what an abort or a preemption let go of, before anyone writes there

@@ -11,6 +11,12 @@ class Source:
     UNKNOWN, COMPUTED, REUSED, COPIED, PENDING = range(5)
 
 
+_KEEPING_OWN = [
+    bytes(Source.COMPUTED if mark == Source.COMPUTED else source for mark in range(256)) for source in range(5)
+]
+"""For `bytes.translate`: by source, every mark becomes it but COMPUTED."""
+
+
 class PromptLedger:
     """Where the K/V of each prompt position came from, until the prefill first ends.
 
@@ -22,8 +28,7 @@ class PromptLedger:
 
     def found(self, start: int, end: int, source: int) -> None:
         """Positions [start, end) were found in the cache."""
-        keep_own = bytes([source if mark != Source.COMPUTED else mark for mark in range(256)])
-        self._marks[start:end] = self._marks[start:end].translate(keep_own)
+        self._marks[start:end] = self._marks[start:end].translate(_KEEPING_OWN[source])
 
     def computed(self, start: int, end: int) -> int:
         """Positions [start, end) were computed by this request; returns how many of them not for the first time."""

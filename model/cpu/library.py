@@ -105,6 +105,8 @@ class Library:
         self.close.argtypes, self.close.restype = [c_void_p], None
         self.step: Any = library.pk_step
         self.step.argtypes, self.step.restype = [c_void_p, POINTER(Step)], c_int
+        self.rouse: Any = library.pk_rouse
+        self.rouse.argtypes, self.rouse.restype = [c_void_p], None
         self.set_quantized_rows: Any = library.pk_set_quantized_rows
         self.set_quantized_rows.argtypes, self.set_quantized_rows.restype = [c_void_p, c_int], None
 

@@ -87,6 +87,10 @@ class CRunner:
             times.append(time.perf_counter() - begin)
         return min(times[1:])
 
+    def rouse(self) -> None:
+        """A step is being prepared: wake the library's threads meanwhile."""
+        self._library.rouse(self._engine)
+
     def run(self, inputs: StepInputs) -> torch.Tensor:
         """Compute the positions of `inputs`, write their K/V, return float32 logits [N, vocab_size] of `logit_rows`.
 

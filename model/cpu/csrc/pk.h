@@ -121,6 +121,7 @@ typedef struct {
 
 pk_team *team_start(int threads, size_t scratch_bytes);
 void team_stop(pk_team *team);
+void team_rouse(pk_team *team); /* a step is being prepared: have all threads awake when it begins */
 void team_run(pk_team *team, void (*work)(pk_thread *, void *), void *argument); /* on all threads, this one among them */
 void team_wait(pk_thread *thread);      /* for all; then tasks count from 0 again */
 int team_next_task(pk_thread *thread);  /* each number once, from 0 */

@@ -267,6 +267,9 @@ void pk_close(pk_engine *e) {
 /* From the next step on, steps of at most so many rows read quantized weights where there are both. */
 void pk_set_quantized_rows(pk_engine *e, int rows) { e->model.quantized_rows = rows; }
 
+/* A step is being prepared. */
+void pk_rouse(pk_engine *e) { team_rouse(e->team); }
+
 /* Returns 0, or -1 when there is no memory for so many rows; then nothing was computed or written. */
 int pk_step(pk_engine *e, const pk_step_inputs *step) {
     if (!reserve(e, step->rows) || (step->num_adapters && !reserve_adapted(e, step))) {
