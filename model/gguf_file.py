@@ -1,4 +1,4 @@
-"""One GGUF file, memory-mapped: its metadata and its tensors, dequantized one at a time by the `gguf` package."""
+"""One GGUF file, memory-mapped: its metadata and its tensors, dequantized one at a time."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import numpy as np
 import torch
 from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType
 
+from model.cpu.dequantize import dequantize
 from model.errors import BadWeights, UnsupportedModel
 from model.quantized import QuantizedTensor
 
-SUPPORTED_TYPES = frozenset(
+UNQUANTIZED = frozenset({GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationType.BF16})
+
+SUPPORTED_TYPES = UNQUANTIZED | frozenset(
     {
-        GGMLQuantizationType.F32,
-        GGMLQuantizationType.F16,
-        GGMLQuantizationType.BF16,
         GGMLQuantizationType.Q8_0,
         GGMLQuantizationType.Q4_0,
         GGMLQuantizationType.Q4_1,
@@ -30,8 +30,6 @@ SUPPORTED_TYPES = frozenset(
         GGMLQuantizationType.Q6_K,
     }
 )
-
-LONG_ROW_BYTES = 16 * 1024
 
 
 class GgufFile:
@@ -77,27 +75,19 @@ class GgufFile:
     def quantized(self, name: str) -> QuantizedTensor | None:
         """A copy of the matrix as it is stored; None if its values are stored one by one."""
         stored = self.tensors[name]
-        if stored.tensor_type in (GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationType.BF16):
+        if stored.tensor_type in UNQUANTIZED:
             return None
         return QuantizedTensor(stored.tensor_type, np.array(stored.data, dtype=np.uint8))
 
     def tensor(self, name: str) -> torch.Tensor:
         """The tensor dequantized to float32, in memory of its own (the file may change or vanish while serving)."""
         stored = self.tensors[name]
-        # As a plain array: each of the many slices of a memmap would cost as much as computing with it.
-        values = gguf.quants.dequantize(_in_long_rows(stored.data.view(np.ndarray)), stored.tensor_type)
+        data = stored.data.view(np.ndarray)  # each slice of a memmap would cost as much as computing with it
+        is_quantized = stored.tensor_type not in UNQUANTIZED
+        values = (dequantize if is_quantized else gguf.quants.dequantize)(data, stored.tensor_type)
         if np.shares_memory(values, stored.data):
             values = values.copy()
         return torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32)).reshape(self.shape(name))
-
-
-def _in_long_rows(rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """The same bytes in fewer rows, of whole quantization blocks still: `dequantize` takes 16 rows at a time, and its
-    calls are what costs on short ones. Rows stay short enough for what it makes of 16 of them to stay in a cache."""
-    count, length = rows.reshape(-1, rows.shape[-1]).shape
-    while count % 2 == 0 and count > 16 and length < LONG_ROW_BYTES:
-        count, length = count // 2, length * 2
-    return rows.reshape(count, length)
 
 
 class _HeaderReader(GGUFReader):

@@ -71,7 +71,7 @@ class Backend:
         form = FORMS[config.weights]
         if form is WeightForm.BOTH and _bytes(loaded) * SPARE > free_memory():
             form = WeightForm.QUANTIZED
-        weights = PackedModel(loaded.config, loaded.weights, loaded.quantized, form, config.block_size)
+        weights = PackedModel(loaded.config, loaded.weights, loaded.quantized, form, config.block_size, c.library)
         if config.weights == "quantized" and not weights.has_quantized:
             raise BackendUnavailable(f"{loaded.source.path} has no quantized matrices that the C backend can read.")
         torch.set_num_threads(

@@ -29,6 +29,7 @@ if TYPE_CHECKING:  # what takes seconds to import is imported beside the loading
     from server.tokenizer import Tokenizer
 
 GRACE = 5  # seconds that clients get, at the end, to read what was already said
+TURN = 0.0002  # seconds
 BACKLOG = 2048  # connections that wait to be accepted
 
 log = logging.getLogger("pagekv")
@@ -134,8 +135,9 @@ def leave(signum: int, _: FrameType | None) -> NoReturn:
 def start_engine(make_engine: EngineFactory) -> tuple[AsyncEngine, EngineInfo]:
     try:
         engine = AsyncEngine(make_engine)
-        threading.Thread(target=import_app, name="imports", daemon=True).start()  # torch is imported by now
-        return engine, engine.start()
+        threading.Thread(target=import_app, name="imports", daemon=True).start()
+        with short_turns():
+            return engine, engine.start()
     except Exception as error:
         log.debug("the engine did not start", exc_info=True)
         raise ServeError(one_line(error)) from None
@@ -146,6 +148,18 @@ def import_app() -> None:
     fails again, and is told, where it is needed."""
     with contextlib.suppress(Exception):
         import server.app  # noqa: F401
+
+
+@contextlib.contextmanager
+def short_turns() -> Iterator[None]:
+    """A thread that is loading leaves the interpreter for each tensor, and would wait 5 ms to get it back from one that
+    is importing."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(TURN)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
 
 
 def list_adapters(engine: AsyncEngine, model_name: str) -> tuple[AdapterInfo, ...]:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from ctypes import POINTER, c_double, c_float, c_int, c_int32, c_void_p
+from ctypes import POINTER, c_double, c_float, c_int, c_int32, c_int64, c_size_t, c_void_p
 from pathlib import Path
 from typing import Any
 
+from gguf import GGMLQuantizationType as Kind
+
 PANEL = 32  # columns of a panel
 TILE = 16  # slots of a tile of K or V
+GROUP = 32  # values along the depth that are quantized together
+QUANTIZED_KINDS = (Kind.Q4_0, Kind.Q4_1, Kind.Q8_0, Kind.Q4_K, Kind.Q6_K)
 TIMES = ("linear", "attention", "rows", "head")
 
 
@@ -105,6 +109,15 @@ class Library:
         self.close.argtypes, self.close.restype = [c_void_p], None
         self.step: Any = library.pk_step
         self.step.argtypes, self.step.restype = [c_void_p, POINTER(Step)], c_int
+        self.dequantize: Any = library.pk_dequantize
+        self.dequantize.argtypes, self.dequantize.restype = [c_int, c_void_p, c_int64, c_void_p], None
+        self.pack_quantized: Any = library.pk_pack_quantized
+        self.pack_quantized.argtypes = [c_int, c_void_p, c_int64, c_int, c_void_p]
+        self.pack_quantized.restype = None
+        self.pack_words: Any = library.pk_pack_words
+        self.pack_words.argtypes, self.pack_words.restype = [c_void_p, *[c_int64] * 3, c_void_p], None
+        self.group_bytes: Any = library.quantized_group_bytes
+        self.group_bytes.argtypes, self.group_bytes.restype = [c_int], c_size_t
         self.rouse: Any = library.pk_rouse
         self.rouse.argtypes, self.rouse.restype = [c_void_p], None
         self.set_quantized_rows: Any = library.pk_set_quantized_rows

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
-from model.cpu.library import PANEL, Matrix
+from model.cpu.library import PANEL, Library, Matrix
 from model.cpu.memory import Arena
 from model.cpu.quantized import QuantizedPanels
 
@@ -16,6 +16,7 @@ class PackedMatrix:
 
     def __init__(
         self,
+        library: Library,
         arena: Arena,
         weight: torch.Tensor,
         bias: torch.Tensor | None = None,
@@ -25,8 +26,7 @@ class PackedMatrix:
     ) -> None:
         """weight [columns, depth] in bfloat16 or float32; both are filled up with zeros to whole panels."""
         columns, depth = (padded(size) for size in weight.shape)
-        missing = (0, depth - weight.shape[1], 0, columns - weight.shape[0])
-        self._panels = arena.keep(to_panels(functional.pad(weight, missing))) if dense else None
+        self._panels = to_panels(library, arena, weight) if dense else None
         self._bias = None if bias is None else functional.pad(bias.float(), (0, columns - bias.shape[0])).contiguous()
         self._quantized = quantized
         self.struct = Matrix(columns=columns, depth=depth)
@@ -35,7 +35,7 @@ class PackedMatrix:
         if self._bias is not None:
             self.struct.bias = self._bias.data_ptr()
         if quantized is not None:
-            self.struct.quantized = quantized.data.ctypes.data
+            self.struct.quantized = quantized.data.data_ptr()
             self.struct.panel_at = quantized.panel_at.ctypes.data
             self.struct.kind = quantized.kind.ctypes.data
 
@@ -52,10 +52,14 @@ def padded(size: int) -> int:
     return -(-size // PANEL) * PANEL
 
 
-def to_panels(weight: torch.Tensor) -> torch.Tensor:
+def to_panels(library: Library, arena: Arena, weight: torch.Tensor) -> torch.Tensor:
     """[columns, depth] -> [columns / 32, depth / 2, 32] pairs of bfloat16, or [columns / 32, depth, 32] floats."""
-    words = weight.contiguous().view(torch.int32) if weight.dtype == torch.bfloat16 else weight
-    return words.view(-1, PANEL, words.shape[1]).transpose(1, 2)
+    in_word = 4 // weight.itemsize
+    rows = functional.pad(weight, (0, -weight.shape[1] % in_word)).contiguous()  # whole words
+    columns, depth = (padded(size) for size in weight.shape)
+    panels = arena.empty((columns // PANEL, depth // in_word, PANEL), torch.int32)
+    library.pack_words(rows.data_ptr(), len(rows), rows.shape[1] // in_word, depth // in_word, panels.data_ptr())
+    return panels
 
 
 def interleave(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:

@@ -140,7 +140,7 @@ class CRunner:
     def _adapter(self, rows: AdapterRows, logit_rows: NDArray[np.int64]) -> _AdapterOfStep:
         packed = self._adapters.get(rows.adapter)
         if packed is None:
-            packed = self._adapters[rows.adapter] = _PackedAdapter(rows.adapter, self._config)
+            packed = self._adapters[rows.adapter] = _PackedAdapter(self._library, rows.adapter, self._config)
         return _AdapterOfStep(packed, _numbers(rows.rows), logit_rows)
 
 
@@ -190,7 +190,8 @@ def _rows_of_one_request(rows: int) -> StepInputs:
 class _PackedAdapter:
     """An adapter's deltas, [layers][4]; a product that it does not change has no columns."""
 
-    def __init__(self, adapter: LoraAdapter, config: ModelConfig) -> None:
+    def __init__(self, library: c.Library, adapter: LoraAdapter, config: ModelConfig) -> None:
+        self._library = library
         self._arena = Arena()
         self._kept: list[PackedMatrix] = []
         self.deltas = (c.Delta * (4 * config.num_layers))()
@@ -202,7 +203,7 @@ class _PackedAdapter:
 
     def _pack(self, delta: LowRank, product: str) -> c.Delta:
         up = interleave(*delta.up.chunk(2)) if product == "mlp.gate_up_proj" else delta.up
-        packed = PackedMatrix(self._arena, delta.down), PackedMatrix(self._arena, up)
+        packed = tuple(PackedMatrix(self._library, self._arena, weight) for weight in (delta.down, up))
         self._kept += packed
         return c.Delta(*(each.struct for each in packed))
 

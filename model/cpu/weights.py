@@ -11,7 +11,7 @@ from model.config import ModelConfig
 from model.cpu import library as c
 from model.cpu.memory import Arena
 from model.cpu.pack import PackedMatrix, interleave, padded
-from model.cpu.quantized import interleave_rows, pack_quantized
+from model.cpu.quantized import QuantizedPanels, can_pack, interleave_rows
 from model.quantized import QuantizedTensor
 
 
@@ -36,8 +36,10 @@ class PackedModel:
         quantized: Callable[[str], QuantizedTensor | None],
         form: WeightForm,
         block_size: int,
+        library: c.Library,
     ) -> None:
         self._config = config
+        self._library = library
         self._weights = weights
         self._quantized = quantized
         self._form = form
@@ -107,10 +109,9 @@ class PackedModel:
     def _keep(
         self, weight: torch.Tensor, bias: torch.Tensor | None, stored: Sequence[QuantizedTensor | None]
     ) -> c.Matrix:
-        panels = pack_quantized(stored)
-        packed = PackedMatrix(
-            self._arena, weight, bias, panels, dense=panels is None or self._form is not WeightForm.QUANTIZED
-        )
+        panels = QuantizedPanels(self._library, self._arena, stored) if can_pack(stored) else None
+        dense = panels is None or self._form is not WeightForm.QUANTIZED
+        packed = PackedMatrix(self._library, self._arena, weight, bias, panels, dense=dense)
         self._kept.append(packed)
         return packed.struct
 

@@ -123,7 +123,7 @@ def runner_of(
     quantized: Callable[[str], QuantizedTensor | None] = lambda name: None,
 ) -> CRunner:
     converted = {name: tensor.to(built.dtype) for name, tensor in weights.items()}
-    packed = PackedModel(config, converted, quantized, form, block_size)
+    packed = PackedModel(config, converted, quantized, form, block_size, built.library)
     return CRunner(config, packed, built.library, built.variant, threads=threads)
 
 

@@ -13,8 +13,9 @@ from gguf import GGMLQuantizationType as Kind
 from numpy.typing import NDArray
 
 from model.config import ModelConfig
-from model.cpu.library import PANEL
-from model.cpu.quantized import GROUP, QuantizedPanels
+from model.cpu.library import GROUP, PANEL, Library
+from model.cpu.memory import Arena
+from model.cpu.quantized import QuantizedPanels
 from model.cpu.runner import CRunner
 from model.cpu.weights import WeightForm
 from model.quantized import QuantizedTensor
@@ -72,12 +73,12 @@ def widened(built: Built, tensor: QuantizedTensor, vectors: int) -> NDArray[np.f
     lanes = 16 if built.variant.startswith("avx512") else 8
     is_pairs = built.variant.startswith("avx512bf16")
     width, depth = vectors * lanes, tensor.depth
-    panels = QuantizedPanels([tensor])
+    panels = QuantizedPanels(Library(built.path), Arena(), [tensor])
     columns = []
     for panel, at in enumerate(panels.panel_at):
         for column in range(0, PANEL, width):
             out = np.zeros(depth * width, dtype=np.uint16 if is_pairs else np.float32)
-            begin = panels.data.ctypes.data + int(at)
+            begin = panels.data.data_ptr() + int(at)
             widen(int(panels.kind[panel]), begin, depth // GROUP, column, vectors, out.ctypes.data)
             columns.append(_pairs(out, depth, width) if is_pairs else out.reshape(depth, width).T)
     return np.concatenate(columns)[: len(tensor.data)]
@@ -90,7 +91,7 @@ def _pairs(words: NDArray[np.uint16], depth: int, width: int) -> NDArray[np.floa
 
 def check_widened(built: Built, kind: Kind) -> None:
     """Of rows that fill no panel and a depth of several K-quant blocks: gguf's values, rounded to the word's dtype."""
-    tensor = random_quantized(kind, 75, 768)
+    tensor = random_quantized(kind, 75, 768, signed=True)
     wanted = torch.from_numpy(dequantized(tensor)).to(built.dtype).float()
     for vectors in (1, 2, 4):
         if vectors * (16 if built.variant.startswith("avx512") else 8) <= PANEL:

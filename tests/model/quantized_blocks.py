@@ -19,13 +19,16 @@ _HALVES: dict[Kind, tuple[tuple[int, float], ...]] = {  # byte within the block,
 }
 
 
-def random_quantized(kind: Kind, rows: int, depth: int, seed: int = 0) -> QuantizedTensor:
-    """All bits random but the scales', which are about such that y = W x is as large as x."""
+def random_quantized(kind: Kind, rows: int, depth: int, seed: int = 0, *, signed: bool = False) -> QuantizedTensor:
+    """All bits random but the scales', which are about such that y = W x is as large as x; `signed` ones may be
+    below 0."""
     rng = np.random.default_rng(seed)
     values, size = gguf.GGML_QUANT_SIZES[kind]
     blocks = rng.integers(0, 256, (rows, depth // values, size), dtype=np.uint8)
     for at, typical in _HALVES[kind]:
         halves = (typical * depth**-0.5 * rng.uniform(0.5, 1.5, blocks.shape[:2])).astype(np.float16)
+        if signed:
+            halves *= rng.choice(np.array((-1, 1), dtype=np.float16), halves.shape)
         blocks[..., at : at + 2] = halves[..., None].view(np.uint8)
     return QuantizedTensor(kind, blocks.reshape(rows, -1))
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from gguf import GGMLQuantizationType as Kind
 
-from model.quantized import TAKEN_APART
+from model.cpu.library import QUANTIZED_KINDS
 from tests.model.cpu import Built, emulated
 from tests.model.cpu_checks import check_adapters, check_rows, check_schedule, check_values
 from tests.model.cpu_quantized import QuantizedNetwork, check_forms, check_widened
@@ -33,7 +33,7 @@ def test_neither_threads_nor_rows_change_a_bit(built: Built) -> None:
     check_rows("wide smollm2", built, threads=2)
 
 
-@pytest.mark.parametrize("kind", TAKEN_APART, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", QUANTIZED_KINDS, ids=lambda kind: kind.name)
 def test_quantized_weights_are_the_values_of_the_file(kind: Kind, built: Built) -> None:
     check_widened(built, kind)
 

@@ -6,14 +6,16 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Kind
 
+import model.cpu.dequantize
+from model.cpu.dequantize import dequantize
+from model.cpu.library import QUANTIZED_KINDS
 from model.cpu.weights import PackedModel, WeightForm
-from model.quantized import TAKEN_APART, take_apart
 from tests.model.cpu import Built, native
 from tests.model.cpu_quantized import QuantizedNetwork, check_forms, check_widened
 from tests.model.quantized_blocks import dequantized, random_quantized
 
 ROWS = (1, 2, 3, 4, 5, 6, 7, 13, 48, 49, 100)
-KINDS = pytest.mark.parametrize("kind", TAKEN_APART, ids=lambda kind: kind.name)
+KINDS = pytest.mark.parametrize("kind", QUANTIZED_KINDS, ids=lambda kind: kind.name)
 
 
 @pytest.fixture(scope="module", params=["f32", "bf16"])
@@ -22,26 +24,17 @@ def built(request: pytest.FixtureRequest) -> Built:
 
 
 @KINDS
-def test_taken_apart_and_put_together(kind: Kind) -> None:
-    """Numbers, scales and offsets are those that the `gguf` package multiplies and adds."""
-    tensor = random_quantized(kind, 5, 768, seed=1)
-    parts = take_apart(tensor)
-    numbers = parts.numbers.reshape(5, -1, 2, 16).astype(np.float32)
-    halves = [half.view(np.float16).astype(np.float32)[..., None, None] for half in parts.halves]
-    match kind:
-        case Kind.Q4_0:
-            values = halves[0] * (numbers - 8)
-        case Kind.Q4_1:
-            values = halves[0] * numbers + halves[1]
-        case Kind.Q8_0:
-            values = halves[0] * parts.numbers.view(np.int8).reshape(numbers.shape).astype(np.float32)
-        case Kind.Q4_K:
-            scale, offset = (part.astype(np.float32)[..., None, None] for part in parts.scales)
-            values = halves[0] * scale * numbers - halves[1] * offset
-        case _:
-            scales = np.stack([part.view(np.int8) for part in parts.scales], axis=-1).astype(np.float32)
-            values = halves[0] * scales[..., None] * (numbers - 32)
-    assert np.array_equal(values.reshape(5, -1), dequantized(tensor))
+def test_dequantized_as_gguf_does(kind: Kind) -> None:
+    """Whatever the signs of scales and offsets."""
+    tensor = random_quantized(kind, 5, 768, seed=1, signed=True)
+    assert dequantize(tensor.data, kind).tobytes() == dequantized(tensor).tobytes()
+
+
+@KINDS
+def test_without_the_library_gguf_dequantizes(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model.cpu.dequantize, "_library", lambda: None)
+    tensor = random_quantized(kind, 64, 512, seed=2)
+    assert np.array_equal(dequantize(tensor.data, kind), dequantized(tensor))
 
 
 @KINDS
@@ -91,4 +84,4 @@ def test_what_is_kept_in_each_form(built: Built) -> None:
 
 def _packed(network: QuantizedNetwork, built: Built, form: WeightForm) -> PackedModel:
     weights = {name: tensor.to(built.dtype) for name, tensor in network.weights.items()}
-    return PackedModel(network.config, weights, network.stored.get, form, 16)
+    return PackedModel(network.config, weights, network.stored.get, form, 16, built.library)

@@ -1,6 +1,7 @@
 /* One forward pass of a Llama-family decoder over a paged cache, in C: what the parts share. Reading order:
 
-       vec.h  ->  pk.h  ->  linear.c, quantized.c  ->  rows.c  ->  attention.c  ->  team.c  ->  step.c
+       vec.h  ->  pk.h  ->  linear.c, quantized.c  ->  rows.c  ->  attention.c  ->  team.c  ->  step.c,
+       and load.c, for when a model is loaded
 
    Python (model/cpu/) packs the weights, owns all memory, and calls pk_step once per step with raw pointers. Nothing
    here allocates but the scratch of pk_open, and nothing can fail once that has succeeded. */
@@ -155,6 +156,7 @@ typedef struct {
 void linear(pk_thread *thread, const pk_matrix *w, const act *x, int count, pk_out out, int quantized_rows);
 /* quantized.c ------------------------------------------------------------------------------------------------------- */
 
+enum { Q4_0 = 2, Q4_1 = 3, Q8_0 = 8, Q4_K = 12, Q6_K = 14 }; /* kinds, by GGUF's own numbers */
 #define GROUP 32 /* values along the depth that are quantized together */
 
 /* What sums are made of: a pair of bfloat16 where the processor multiplies those, else a float. */

@@ -25,8 +25,6 @@
 
 #include "pk.h"
 
-enum { Q4_0 = 2, Q4_1 = 3, Q8_0 = 8, Q4_K = 12, Q6_K = 14 }; /* GGUF's own numbers */
-
 #define NIBBLES (4 * PANEL * sizeof(uint32_t))
 #define BYTES (8 * PANEL * sizeof(uint32_t))
 #define TWOS (2 * PANEL * sizeof(uint32_t))
