@@ -70,14 +70,21 @@ class Engine:
     """
 
     def __init__(
-        self, config: EngineConfig, *, progress: bool = False, clock: Callable[[], float] = time.monotonic
+        self,
+        config: EngineConfig,
+        *,
+        progress: bool = False,
+        found: Callable[[str], None] = lambda path: None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`found` is told where the model lies before its weights are read."""
         threads = config.threads or usable_cores()
         torch.set_num_threads(threads)
         self._clock = clock
         self._device = _choose_device(config.device)
         opened = open_model(resolve(config.model))
         model = opened.config
+        found(str(opened.source.path))
         backend = choose_backend(config, model, self._device)
         dtype = backend.dtype
         loaded = opened.load(dtype=dtype, device=self._device, progress=progress)

@@ -69,14 +69,17 @@ class EngineThread:
         self._progress = progress
         self._inbox: queue.SimpleQueue[GenerationRequest | _Abort | _Call | _Stop] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._main, name="pagekv-engine", daemon=True)
+        self._found: Callable[[str], None] = lambda path: None
         self._started: queue.SimpleQueue[EngineInfo | BaseException] = queue.SimpleQueue()
         self._ended = threading.Event()  # nobody takes from the inbox any more
         self._last_stats = EngineStats()
         self._held: StepOutput | None = None
         self._guides: Guides | None = None  # once the engine has started
 
-    def start(self) -> EngineInfo:
-        """Load the model on the engine's thread and wait for it. Raises what loading raises."""
+    def start(self, found: Callable[[str], None] = lambda path: None) -> EngineInfo:
+        """Load the model on the engine's thread and wait for it; `found` is told there where the model lies, before its
+        weights are read. Raises what loading raises."""
+        self._found = found
         self._thread.start()
         result = self._started.get()
         if isinstance(result, BaseException):
@@ -123,7 +126,7 @@ class EngineThread:
         try:
             from scheduler.engine import Engine
 
-            engine = Engine(self._config, progress=self._progress)
+            engine = Engine(self._config, progress=self._progress, found=self._found)
         except BaseException as error:
             self._ended.set()
             self._started.put(error)

@@ -34,7 +34,7 @@ Answer = TypeVar("Answer")
 class EngineLike(Protocol):
     """What the server asks of an engine: scheduler.engine_thread.EngineThread, or another process one day."""
 
-    def start(self) -> EngineInfo: ...
+    def start(self, found: Callable[[str], None] = ...) -> EngineInfo: ...
     def submit(self, request: GenerationRequest) -> None: ...
     def abort(self, request_id: str) -> None: ...
     def call(self, command: Command) -> Future[object]: ...
@@ -71,9 +71,10 @@ class AsyncEngine:
         self._watch: asyncio.Task[None] | None = None
         self._stopping = False
 
-    def start(self) -> EngineInfo:
-        """Load the model; raises what loading raises."""
-        return self._engine.start()
+    def start(self, found: Callable[[str], None] = lambda path: None) -> EngineInfo:
+        """Load the model. `found` is told where it lies, before that takes its time, maybe on another thread. Raises
+        what loading raises."""
+        return self._engine.start(found)
 
     def call(self, command: Command, kind: type[Answer]) -> Answer:
         """The answer to a command, for when there is no event loop yet. Blocks. Raises CommandRefused, EngineGone."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import signal
 import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -68,7 +70,8 @@ def run(make_engine: EngineFactory, options: ServeOptions) -> None:
     set_up_logging(options.log_level)
     template = None if options.chat_template is None else read_template(options.chat_template)
     with bind(options.host, options.port) as listener, interruptible():
-        engine, info = start_engine(make_engine)
+        loading = TokenizerLoading(template)
+        engine, info = start_engine(make_engine, loading.begin)
         try:
             from server.state import ServerSettings
 
@@ -78,7 +81,7 @@ def run(make_engine: EngineFactory, options: ServeOptions) -> None:
                 reveal_cached_tokens=options.reveal_cached_tokens,
             )
             adapters = list_adapters(engine, settings.model_name)
-            tokenizer = load_tokenizer(info.model_path, template)
+            tokenizer = loading.result()
             listen(listener, engine, info, tokenizer, settings, adapters, options.log_level)
         finally:
             engine.stop_now()
@@ -132,12 +135,12 @@ def leave(signum: int, _: FrameType | None) -> NoReturn:
     raise SystemExit(128 + signum)
 
 
-def start_engine(make_engine: EngineFactory) -> tuple[AsyncEngine, EngineInfo]:
+def start_engine(make_engine: EngineFactory, found: Callable[[str], None]) -> tuple[AsyncEngine, EngineInfo]:
     try:
         engine = AsyncEngine(make_engine)
         threading.Thread(target=import_app, name="imports", daemon=True).start()
-        with short_turns():
-            return engine, engine.start()
+        with quick_start():
+            return engine, engine.start(found)
     except Exception as error:
         log.debug("the engine did not start", exc_info=True)
         raise ServeError(one_line(error)) from None
@@ -147,19 +150,44 @@ def import_app() -> None:
     """Tokenizers, templates and the web framework take as long to import as a small model to load. What fails here
     fails again, and is told, where it is needed."""
     with contextlib.suppress(Exception):
+        import scheduler.engine  # noqa: F401  the engine's thread does: to wait for it is quicker than to import beside it
         import server.app  # noqa: F401
 
 
 @contextlib.contextmanager
-def short_turns() -> Iterator[None]:
-    """A thread that is loading leaves the interpreter for each tensor, and would wait 5 ms to get it back from one that
-    is importing."""
+def quick_start() -> Iterator[None]:
+    """Short turns of the interpreter: a thread that loads leaves it for each tensor, and would wait 5 ms to get it back
+    from one that imports. No search for garbage among what imports make, now or later: it stays."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(TURN)
+    gc.disable()
     try:
         yield
     finally:
+        gc.freeze()
+        gc.enable()
         sys.setswitchinterval(before)
+
+
+class TokenizerLoading:
+    """The tokenizer, loaded beside the model's weights."""
+
+    def __init__(self, chat_template: str | None) -> None:
+        self._chat_template = chat_template
+        self._loaded: Future[Tokenizer] = Future()
+
+    def begin(self, model_path: str) -> None:
+        threading.Thread(target=self._load, args=(model_path,), name="tokenizer", daemon=True).start()
+
+    def _load(self, model_path: str) -> None:
+        try:
+            self._loaded.set_result(load_tokenizer(model_path, self._chat_template))
+        except BaseException as error:
+            self._loaded.set_exception(error)
+
+    def result(self) -> Tokenizer:
+        """Waits for it. Raises ServeError."""
+        return self._loaded.result()
 
 
 def list_adapters(engine: AsyncEngine, model_name: str) -> tuple[AdapterInfo, ...]:

@@ -102,7 +102,8 @@ class FakeEngine:
         self._die = False
         self._thread = threading.Thread(target=self._loop, name="fake-engine", daemon=True)
 
-    def start(self) -> EngineInfo:
+    def start(self, found: Callable[[str], None] = lambda path: None) -> EngineInfo:
+        found(self.info.model_path)
         self._thread.start()
         return self.info
 

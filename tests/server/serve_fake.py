@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 
 from scheduler.messages import EngineInfo
 from server.serve import ServeError, ServeOptions, run
@@ -13,14 +14,14 @@ from tests.server.harness import ByteTokenizer
 
 
 class SlowEngine(FakeEngine):
-    def start(self) -> EngineInfo:
+    def start(self, found: Callable[[str], None] = lambda path: None) -> EngineInfo:
         print("loading", file=sys.stderr, flush=True)
         time.sleep(30)
-        return super().start()
+        return super().start(found)
 
 
 class BrokenEngine(FakeEngine):
-    def start(self) -> EngineInfo:
+    def start(self, found: Callable[[str], None] = lambda path: None) -> EngineInfo:
         raise ValueError("the weights\nare upside down")
 
 
