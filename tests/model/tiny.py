@@ -48,11 +48,13 @@ ARCHITECTURES = ("llama2", "llama3", "smollm2", "mistral", "qwen2", "qwen3")
 WIDE = ("wide llama2", "wide llama3", "wide smollm2", "wide mistral", "wide qwen2", "wide qwen3")
 """The same families with heads of 64, 96 and 128 dimensions, for the CPU backend. Between them: 1, 2, 3, 8 and 9 query
 heads to a K/V head, biases everywhere, widths that fill no whole panel, a vocabulary of odd size."""
+MANY_HEADS = "wide heads"
+"""8 K/V heads, and contexts of up to 1600 positions."""
 
 
 def tiny_config(architecture: str) -> PretrainedConfig:
     """A transformers config. Between them: MHA and GQA, odd head counts, biases, q/k norm, tied and untied heads."""
-    if architecture in WIDE:
+    if architecture in (*WIDE, MANY_HEADS):
         return _wide_config(architecture.removeprefix("wide "))
     match architecture:
         case "llama2":
@@ -90,6 +92,9 @@ def _wide_config(architecture: str) -> PretrainedConfig:
         case "qwen2":
             tied = {"hidden_size": 96, "tie_word_embeddings": True, "vocab_size": 193}
             return Qwen2Config(**(_SMALL | _heads(6, 2, 64) | tied))
+        case "heads":
+            long = {"num_hidden_layers": 2, "max_position_embeddings": 1600}
+            return LlamaConfig(**(_SMALL | _heads(16, 8, 64) | long))
         case "qwen3":
             return Qwen3Config(**(_SMALL | _heads(4, 2, 96) | {"hidden_size": 32, "intermediate_size": 80}))
     raise ValueError(f"no wide checkpoint of architecture {architecture!r}")

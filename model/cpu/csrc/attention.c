@@ -1,243 +1,280 @@
 /* Attention over the paged cache, causal by position, whatever the rows are: a decode token, a chunk, a repaired gap.
 
    The keys 0..position of a row are cut into segments of SEGMENT, counted from 0. Each gives a partial of its own (maximum,
-   sum, mixed values); partials are merged in order. So a row's bits depend on its keys alone: not on the rows beside it,
-   nor on where a span or a chunk began. Keys that a row must not see get a weight of exactly 0.
+   sum, mixed values; segment.c); partials are merged in order. So a row's bits depend on its keys alone: not on the rows
+   beside it, nor on where a span or a chunk began, nor on which thread makes which partial.
 
-   A task is some positions of one group and one K/V head; with the query heads that share it these are `positions x shared`
-   rows, taken TILE_ROWS at a time:
+   Wide groups are bound by multiplication. A task is some positions of one group and one K/V head, whoever comes first.
 
-       scores [rows][keys]  = q . K tiles             one word of K: the same dims of 16 keys
-       weights              = 2^(score - maximum)
-       mixed  [rows][dims]  = weights . V tiles       one word of V: the same keys of one dim                           */
+   Narrow groups, decode tokens above all, are bound by memory. Their segments are laid out in a row, each K/V head's part
+   being as long as it has tiles, and every thread has a stretch of it:
 
-#include "pk.h"
+       group 0: [ segment 0: head 0 | head 1 | head 2 ][ segment 1: head 0 | ... ]  group 1: [ ...
+                '---------------- thread 0 -----------------''----------- thread 1 ------------ ...
 
-#define SEGMENT 128
-#define SEGMENT_TILES (SEGMENT / TILE)
+   A thread goes through its stretch in pieces, heads that lie side by side, and fetches the next piece while it computes
+   one. Where a head of a group is in one stretch alone, its rows gather as they go. Where it is cut, the partials are kept,
+   and merged once they are all there. */
+
+#include "attention.h"
+
 #define TASK_ROWS 96 /* most rows of a task, so that their states stay in the second-level cache */
-#define TILE_ROWS 6
-#define LOWEST (-1e30f)
+#define NARROW_ROWS 192 /* most of a narrow group in all heads, likewise */
+#define PIECE_BYTES (96 << 10) /* most of a piece of more than one head: two of them stay there as well */
 #define LOG2_E 1.44269504088896f
 
-/* What a row has gathered so far: maximum, sums by lane, mixed values. */
-typedef struct {
-    float maximum;
-    float sums[LANES];
-    float mixed[]; /* [head_dim] */
-} row_state;
-
-typedef struct {
-    const pk_model *model;
-    const word *k[SEGMENT_TILES], *v[SEGMENT_TILES];      /* of the segment */
-    const word *next_k[SEGMENT_TILES], *next_v[SEGMENT_TILES]; /* of the one that follows */
-    int tiles, next_tiles;
-    int fetch; /* few rows: K and V come from memory, and are asked for ahead of their use */
-    float scale; /* of scores, to the base 2 */
-    act *q;      /* [rows, head_dim] of the task */
-    char *states;
-    size_t state_bytes;
-} scene;
-
-static size_t state_bytes(const pk_model *model) {
-    return (sizeof(row_state) + sizeof(float) * (size_t)model->head_dim + 63) / 64 * 64;
-}
+INLINE int smaller(int a, int b) { return a < b ? a : b; }
+INLINE int larger(int a, int b) { return a > b ? a : b; }
 
 static int task_positions(const pk_model *model) {
-    int shared = model->heads / model->kv_heads;
+    int shared = shared_heads(model);
     return shared < TASK_ROWS ? TASK_ROWS / shared : 1;
 }
 
-static int task_rows(const pk_model *model) { return task_positions(model) * (model->heads / model->kv_heads); }
+static int is_narrow(const pk_model *model, const pk_group *group) {
+    return group->count == 1 || group->count * model->heads <= NARROW_ROWS;
+}
+
+/* Most rows that a thread has at a time: those of a task, or of all heads of a narrow group. */
+static size_t most_rows(const pk_model *model) {
+    const int task = task_positions(model) * shared_heads(model), narrow = larger(NARROW_ROWS, model->heads);
+    return (size_t)larger(task, narrow);
+}
 
 size_t attention_scratch(const pk_model *model) {
-    return (size_t)task_rows(model) * (state_bytes(model) + sizeof(act) * (size_t)model->head_dim) + 64;
+    return (most_rows(model) + TILE_ROWS) * state_bytes(model) + most_rows(model) * sizeof(act) * (size_t)model->head_dim;
 }
 
-INLINE row_state *state_of(const scene *s, int row) { return (row_state *)(s->states + s->state_bytes * (size_t)row); }
-
-/* A tile lies apart from the next one, too short for the processor to foresee it. While scores are made of the segment's K
-   its V is fetched, while values are mixed the next segment's K. */
-INLINE void fetch_tile(const scene *s, const word *tile) {
-    const char *end = (const char *)(tile + tile_words(s->model));
-    for (const char *line = (const char *)tile; line < end; line += 64) _mm_prefetch(line, _MM_HINT_T0);
+/* Rows of one K/V head: [positions, shared heads] out of [rows, heads]. */
+static void copy_q(scene *s, const pk_group *group, const act *q, int head, int row) {
+    const pk_model *m = s->model;
+    const size_t width = (size_t)shared_heads(m) * (size_t)m->head_dim;
+    for (int i = 0; i < group->count; i++)
+        memcpy(s->q + (size_t)row * (size_t)m->head_dim + (size_t)i * width,
+               q + ((size_t)(group->row + i) * (size_t)m->kv_heads + (size_t)head) * width, sizeof(act) * width);
 }
 
-/* -- one tile of rows, one segment ------------------------------------------------------------------------------- */
-
-INLINE const word *key_vector(const scene *s, int vector) {
-    return s->k[vector * LANES / TILE] + vector * LANES % TILE;
+static act *out_of(const scene *s, const pk_group *group, act *out, int head, int r) {
+    const int shared = shared_heads(s->model);
+    const size_t row = (size_t)(group->row + r / shared), query_head = (size_t)(head * shared + r % shared);
+    return out + (row * (size_t)s->model->heads + query_head) * (size_t)s->model->head_dim;
 }
 
-INLINE void score_vectors(const int rows, const int vectors, const scene *s, const act *q, int first, float *scores) {
-    vf sums[TILE_ROWS][4];
-    const word *keys[4];
-    UNROLL for (int j = 0; j < vectors; j++) {
-        keys[j] = key_vector(s, first + j);
-        if (s->fetch && (first + j) * LANES % TILE == 0) fetch_tile(s, s->v[(first + j) * LANES / TILE]);
-    }
-    UNROLL for (int r = 0; r < rows; r++)
-        UNROLL for (int j = 0; j < vectors; j++) sums[r][j] = vf_zero();
-    v_dot(rows, vectors, sums, q, (size_t)s->model->head_dim, keys, TILE, s->model->head_dim / DEPTH, 0, NULL);
-    UNROLL for (int r = 0; r < rows; r++)
-        UNROLL for (int j = 0; j < vectors; j++) vf_store(scores + r * SEGMENT + (first + j) * LANES, sums[r][j]);
+/* -- narrow groups: shared out --------------------------------------------------------------------------------------- */
+
+typedef struct {
+    const pk_model *model;
+    const pk_group *groups; /* narrow ones and others */
+    int num_groups, threads;
+    int64_t tiles;          /* of all narrow groups, in all heads */
+    size_t partials;        /* that are kept */
+} layout;
+
+typedef struct {
+    const pk_group *group; /* NULL: there is none */
+    int tiles, segments;   /* in one head */
+    int64_t first;         /* of its tiles among all */
+    size_t partials;       /* that are kept of earlier groups */
+} narrow_group;
+
+static int key_tiles(const pk_group *group) { return (group->position + group->count + TILE - 1) / TILE; }
+
+/* Where a head's part of a segment begins. */
+static int64_t part_start(const layout *all, const narrow_group *g, int segment, int head) {
+    const int tiles = smaller(g->tiles - segment * SEGMENT_TILES, SEGMENT_TILES);
+    return g->first + (int64_t)segment * SEGMENT_TILES * all->model->kv_heads + (int64_t)head * tiles;
 }
 
-INLINE void mix_vectors(const int rows, const int vectors, const scene *s, const act *weights, int first,
-                        const float *old_share, const float *new_share, int row) {
-    vf sums[TILE_ROWS][4];
-    UNROLL for (int r = 0; r < rows; r++)
-        UNROLL for (int j = 0; j < vectors; j++) sums[r][j] = vf_zero();
-    for (int tile = 0; tile < s->tiles; tile++) {
-        if (s->fetch && first == 0 && tile < s->next_tiles) fetch_tile(s, s->next_k[tile]);
-        const word *v = s->v[tile] + first * LANES;
-        const word *const dims[4] = {v, v + LANES, v + 2 * LANES, v + 3 * LANES};
-        v_dot(rows, vectors, sums, weights + tile * TILE, SEGMENT, dims, (size_t)s->model->head_dim, TILE / DEPTH, 0,
-              NULL);
-    }
-    UNROLL for (int r = 0; r < rows; r++)
-        UNROLL for (int j = 0; j < vectors; j++) {
-            float *mixed = state_of(s, row + r)->mixed + (first + j) * LANES;
-            vf kept = vf_mul(sums[r][j], vf_set1(new_share[r]));
-            vf_store(mixed, vf_fma(vf_load(mixed), vf_set1(old_share[r]), kept));
+static int64_t stretch_start(const layout *all, int thread) { return all->tiles * thread / all->threads; }
+
+/* In whose stretch a part is that begins at `tile`. */
+static int owner(const layout *all, int64_t tile) { return (int)(((tile + 1) * all->threads - 1) / all->tiles); }
+
+static int is_cut(const layout *all, const narrow_group *g, int head) {
+    return owner(all, part_start(all, g, 0, head)) != owner(all, part_start(all, g, g->segments - 1, head));
+}
+
+/* Partials that are kept of a group: [segments, heads, count, shared heads], if more than one thread has segments of it. */
+static size_t kept_partials(const layout *all, const narrow_group *g) {
+    const int last = all->model->kv_heads - 1;
+    if (g->segments == 1) return 0;
+    if (owner(all, part_start(all, g, 0, 0)) == owner(all, part_start(all, g, g->segments - 1, last))) return 0;
+    return (size_t)g->segments * (size_t)(g->group->count * all->model->heads);
+}
+
+static narrow_group narrow_from(const layout *all, const pk_group *group, int64_t first, size_t partials) {
+    const pk_group *end = all->groups + all->num_groups;
+    while (group < end && !is_narrow(all->model, group)) group++;
+    if (group == end) return (narrow_group){NULL, 0, 0, first, partials};
+    const int tiles = key_tiles(group);
+    return (narrow_group){group, tiles, (tiles + SEGMENT_TILES - 1) / SEGMENT_TILES, first, partials};
+}
+
+static narrow_group first_narrow(const layout *all) { return narrow_from(all, all->groups, 0, 0); }
+
+static narrow_group next_narrow(const layout *all, const narrow_group *g) {
+    return narrow_from(all, g->group + 1, g->first + (int64_t)g->tiles * all->model->kv_heads,
+                       g->partials + kept_partials(all, g));
+}
+
+static layout lay_out(const pk_model *model, const pk_group *groups, int num_groups, int threads) {
+    layout all = {model, groups, num_groups, threads, 0, 0};
+    for (int i = 0; i < num_groups; i++)
+        if (is_narrow(model, &groups[i])) all.tiles += (int64_t)key_tiles(&groups[i]) * model->kv_heads;
+    narrow_group g = first_narrow(&all);
+    while (g.group) g = next_narrow(&all, &g);
+    all.partials = g.partials;
+    return all;
+}
+
+size_t attention_partials(const pk_model *model, const pk_group *groups, int num_groups, int threads) {
+    return lay_out(model, groups, num_groups, threads).partials * state_bytes(model);
+}
+
+/* -- narrow groups: computed ----------------------------------------------------------------------------------------- */
+
+/* A thread on its way through its stretch. */
+typedef struct {
+    const layout *all;
+    int64_t start, end;
+    const int32_t *tables;
+    int table_width, most_heads; /* of a piece */
+    narrow_group g;
+    int segment, head; /* where the next piece begins */
+} walk;
+
+/* How many parts of `tiles` each, laid out from 0 on, begin before `tile`. */
+static int parts_before(const pk_model *model, int64_t tile, int tiles) {
+    const int64_t parts = tile <= 0 ? 0 : (tile + tiles - 1) / tiles;
+    return parts < model->kv_heads ? (int)parts : model->kv_heads;
+}
+
+/* The next piece, and of which group it is; 0 at the stretch's end. */
+static int next_piece(walk *w, piece *p, narrow_group *g) {
+    const pk_model *m = w->all->model;
+    for (; w->g.group && w->g.first < w->end; w->g = next_narrow(w->all, &w->g), w->segment = w->head = 0)
+        for (; w->segment < w->g.segments; w->segment++, w->head = 0) {
+            const int tiles = smaller(w->g.tiles - w->segment * SEGMENT_TILES, SEGMENT_TILES);
+            const int64_t first = part_start(w->all, &w->g, w->segment, 0);
+            const int begin = parts_before(m, w->start - first, tiles), end = parts_before(m, w->end - first, tiles);
+            if (w->head < begin) w->head = begin;
+            if (w->head >= end) continue;
+            const int32_t *table = w->tables + (size_t)w->g.group->table * (size_t)w->table_width;
+            *p = (piece){table, w->segment * SEGMENT, tiles, w->head, smaller(end - w->head, w->most_heads)};
+            *g = w->g;
+            w->head += p->heads;
+            return 1;
         }
+    return 0;
 }
 
-/* Scores of one row to weights; the row's maximum and sums take the segment in. `keys` of them count. */
-INLINE void weigh(const scene *s, row_state *state, float *scores, act *weights, int keys, float *old_share,
-                  float *new_share) {
-    const int vectors = s->tiles * TILE / LANES;
-    for (int j = keys / LANES; j < vectors; j++)
-        vf_store(scores + j * LANES, vf_first(keys - j * LANES, vf_load(scores + j * LANES), vf_set1(LOWEST)));
-    vf highest = vf_load(scores), sum = vf_zero();
-    for (int j = 1; j < vectors; j++) highest = vf_max(highest, vf_load(scores + j * LANES));
-    const float maximum = vf_highest(highest);
-    const vf scale = vf_set1(s->scale), offset = vf_set1(maximum);
-    for (int j = 0; j < vectors; j++) {
-        vf weight = vf_exp2(vf_mul(vf_sub(vf_load(scores + j * LANES), offset), scale));
-        sum = vf_add(sum, weight);
-        act_store(weights + j * LANES, weight);
+static char *partials_of(const scene *s, const narrow_group *g, char *partials, int segment, int head) {
+    const size_t rows = (size_t)(g->group->count * shared_heads(s->model));
+    return partials + s->state_bytes * (g->partials + (size_t)(segment * s->model->kv_heads + head) * rows);
+}
+
+static void compute_piece(scene *s, const layout *all, const narrow_group *g, const piece *p, const act *q, act *out,
+                          char *partials) {
+    const int rows = g->group->count * shared_heads(s->model), segment = p->start / SEGMENT;
+    for (int head = p->head; head < p->head + p->heads; head++) {
+        const int row = head * rows;
+        copy_q(s, g->group, q, head, row);
+        if (is_cut(all, g, head)) {
+            take_in(s, g->group, row, p, head, partials_of(s, g, partials, segment, head));
+            continue;
+        }
+        if (segment == 0) begin_rows(s, row, rows);
+        take_in(s, g->group, row, p, head, NULL);
+        for (int r = 0; r < rows && segment == g->segments - 1; r++)
+            finish_row(s, state_of(s, row + r), out_of(s, g->group, out, head, r));
     }
-    const float before = state->maximum, after = before > maximum ? before : maximum;
-    vf old_weight = vf_exp2(vf_set1((before - after) * s->scale)), new_weight = vf_exp2(vf_set1((maximum - after) * s->scale));
-    vf_store(state->sums, vf_fma(vf_load(state->sums), old_weight, vf_mul(sum, new_weight)));
-    state->maximum = after;
-    float lane[LANES];
-    vf_store(lane, old_weight);
-    *old_share = lane[0];
-    vf_store(lane, new_weight);
-    *new_share = lane[0];
 }
 
-/* Rows [row, row + rows) of the task; keys[r] of the segment's keys count for row r. */
-INLINE void segment_rows(const int rows, const scene *s, int row, const int *keys) {
-    float scores[TILE_ROWS * SEGMENT] __attribute__((aligned(64)));
-    act weights[TILE_ROWS * SEGMENT] __attribute__((aligned(64)));
-    float old_share[TILE_ROWS], new_share[TILE_ROWS];
-    const int wide = LANES == 16 || rows <= 3 ? 4 : 2; /* vectors whose sums fit in registers */
-    const int key_vectors = s->tiles * TILE / LANES, dim_vectors = s->model->head_dim / LANES;
-    const act *q = s->q + (size_t)row * (size_t)s->model->head_dim;
-    int j = 0;
-    for (; j + wide <= key_vectors; j += wide) score_vectors(rows, wide, s, q, j, scores);
-    for (; j + 2 <= key_vectors; j += 2) score_vectors(rows, 2, s, q, j, scores);
-    for (; j < key_vectors; j++) score_vectors(rows, 1, s, q, j, scores);
-    for (int r = 0; r < rows; r++)
-        weigh(s, state_of(s, row + r), scores + r * SEGMENT, weights + r * SEGMENT, keys[r], old_share + r, new_share + r);
-    for (j = 0; j + wide <= dim_vectors; j += wide) mix_vectors(rows, wide, s, weights, j, old_share, new_share, row);
-    for (; j < dim_vectors; j += 2) mix_vectors(rows, 2, s, weights, j, old_share, new_share, row);
-}
-
-#define CASE(n)                              \
-    case n:                                  \
-        segment_rows(n, s, row, keys);       \
-        break;
-
-static void segment_tile(int rows, const scene *s, int row, const int *keys) {
-    switch (rows) { CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) }
-}
-
-/* -- one task ---------------------------------------------------------------------------------------------------- */
-
-/* Where the tiles of keys [start, end) lie, as far as one segment goes; returns how many there are. */
-static int find_segment(const pk_model *model, const char *cache, const int32_t *table, int layer, int head, int start,
-                        int end, const word **k, const word **v) {
-    const int tiles_per_block = model->block_size / TILE;
-    const size_t tile = tile_words(model), plane = plane_words(model);
-    int tiles = (end - start + TILE - 1) / TILE;
-    if (tiles > SEGMENT_TILES) tiles = SEGMENT_TILES;
-    for (int i = 0; i < tiles; i++) {
-        int number = start / TILE + i;
-        size_t at = (size_t)table[number / tiles_per_block] * block_words(model) + (size_t)layer * 2 * plane +
-                    (size_t)(head * tiles_per_block + number % tiles_per_block) * tile;
-        k[i] = (const word *)cache + at;
-        v[i] = k[i] + plane;
+static void narrow_groups(scene *s, const layout *all, int thread, const pk_step_inputs *step, const act *q, act *out,
+                          char *partials) {
+    const size_t head_bytes = 2 * SEGMENT_TILES * tile_words(s->model) * sizeof(word);
+    walk w = {.all = all, .tables = step->tables, .table_width = step->table_width, .g = first_narrow(all)};
+    w.start = stretch_start(all, thread);
+    w.end = stretch_start(all, thread + 1);
+    w.most_heads = head_bytes < PIECE_BYTES ? (int)(PIECE_BYTES / head_bytes) : 1;
+    piece now, next;
+    narrow_group now_of, next_of;
+    for (int more = next_piece(&w, &next, &next_of); more;) {
+        now = next, now_of = next_of;
+        s->fetch = more = next_piece(&w, &next, &next_of);
+        if (more) fetch_begin(s, &next);
+        compute_piece(s, all, &now_of, &now, q, out, partials);
+        if (more) fetch_rest(s);
     }
-    return tiles < 0 ? 0 : tiles;
+    s->fetch = 0;
 }
 
-static void finish_row(const row_state *state, int dim, act *out) {
-    vf share = vf_set1(1.0f / vf_sum(vf_load(state->sums)));
-    for (int i = 0; i < dim; i += LANES) act_store(out + i, vf_mul(vf_load(state->mixed + i), share));
-}
-
-/* Positions [position, position + count) of one request, whose rows begin at `q` and `out`; one K/V head. */
-static void attend(scene *s, const char *cache, const int32_t *table, int layer, int head, int position, int count,
-                   const act *q, act *out) {
-    const pk_model *model = s->model;
-    const int dim = model->head_dim, shared = model->heads / model->kv_heads, rows = count * shared;
-    const size_t row_stride = (size_t)model->heads * dim, head_at = (size_t)head * shared * dim;
-    for (int i = 0; i < count; i++)
-        memcpy(s->q + (size_t)i * shared * dim, q + i * row_stride + head_at, sizeof(act) * (size_t)(shared * dim));
-    for (int row = 0; row < rows; row++) {
-        memset(state_of(s, row), 0, s->state_bytes);
-        state_of(s, row)->maximum = LOWEST;
-    }
-    const int end = position + count;
-    s->fetch = rows <= TILE_ROWS;
-    s->next_tiles = find_segment(model, cache, table, layer, head, 0, end, s->next_k, s->next_v);
-    for (int start = 0; start < end; start += SEGMENT) {
-        s->tiles = s->next_tiles;
-        memcpy(s->k, s->next_k, sizeof s->k);
-        memcpy(s->v, s->next_v, sizeof s->v);
-        s->next_tiles = find_segment(model, cache, table, layer, head, start + SEGMENT, end, s->next_k, s->next_v);
-        int row = start > position ? (start - position) * shared : 0; /* earlier rows end before this segment */
-        const int tiles = (rows - row + TILE_ROWS - 1) / TILE_ROWS;
-        for (int tile = 0; tile < tiles; tile++) {
-            int keys[TILE_ROWS], in_tile = (rows - row + tiles - tile - 1) / (tiles - tile);
-            for (int r = 0; r < in_tile; r++) {
-                int seen = position + (row + r) / shared + 1 - start;
-                keys[r] = seen < SEGMENT ? seen : SEGMENT;
+/* Once all partials are there. The threads share the rows. */
+static void merge_cut(scene *s, const layout *all, const pk_thread *thread, act *out, char *partials) {
+    for (narrow_group g = first_narrow(all); g.group; g = next_narrow(all, &g)) {
+        if (kept_partials(all, &g) == 0) continue;
+        const int shared = shared_heads(s->model), rows = g.group->count * shared;
+        int start, end;
+        my_share(thread, rows * s->model->kv_heads, 1, &start, &end);
+        for (int row = start; row < end; row++) {
+            const int head = row / rows, r = row % rows, last = (g.group->position + r / shared) / SEGMENT;
+            if (!is_cut(all, &g, head)) continue;
+            begin_rows(s, 0, 1);
+            for (int segment = 0; segment <= last; segment++) {
+                const char *first = partials_of(s, &g, partials, segment, head);
+                merge(s, state_of(s, 0), (const row_state *)(first + s->state_bytes * (size_t)r));
             }
-            segment_tile(in_tile, s, row, keys);
-            row += in_tile;
+            finish_row(s, state_of(s, 0), out_of(s, g.group, out, head, r));
         }
     }
-    for (int row = 0; row < rows; row++)
-        finish_row(state_of(s, row), dim, out + row / shared * row_stride + head_at + (size_t)(row % shared) * dim);
 }
 
-void attention(pk_thread *thread, const pk_model *model, const pk_step_inputs *step, int layer, const pk_group *groups,
-               int num_groups, const act *q, act *out) {
-    scene s = {.model = model, .state_bytes = state_bytes(model)};
-    s.scale = LOG2_E / __builtin_sqrtf((float)model->head_dim);
-    s.states = thread->scratch;
-    s.q = (act *)(thread->scratch + s.state_bytes * (size_t)task_rows(model));
-    const int positions = task_positions(model);
-    const size_t row_stride = (size_t)model->heads * model->head_dim;
+/* -- wide groups ----------------------------------------------------------------------------------------------------- */
+
+/* All rows of a group, or of a part of one, in one K/V head. */
+static void attend(scene *s, const int32_t *table, const pk_group *group, int head, const act *q, act *out) {
+    const int rows = group->count * shared_heads(s->model), tiles = key_tiles(group);
+    copy_q(s, group, q, head, 0);
+    begin_rows(s, 0, rows);
+    for (int tile = 0; tile < tiles; tile += SEGMENT_TILES) {
+        const piece segment = {table, tile * TILE, smaller(tiles - tile, SEGMENT_TILES), head, 1};
+        take_in(s, group, 0, &segment, head, NULL);
+    }
+    for (int r = 0; r < rows; r++) finish_row(s, state_of(s, r), out_of(s, group, out, head, r));
+}
+
+static void wide_groups(scene *s, pk_thread *thread, const pk_step_inputs *step, const layout *all, const act *q, act *out) {
+    const int positions = task_positions(s->model), kv_heads = s->model->kv_heads;
     int group = 0, before = 0; /* tasks of earlier groups */
     for (int task = team_next_task(thread);; task = team_next_task(thread)) {
         int chunks = 0;
-        for (; group < num_groups; group++) {
-            chunks = (groups[group].count + positions - 1) / positions;
-            if (task < before + chunks * model->kv_heads) break;
-            before += chunks * model->kv_heads;
+        for (; group < all->num_groups; group++) {
+            if (is_narrow(s->model, &all->groups[group])) continue;
+            chunks = (all->groups[group].count + positions - 1) / positions;
+            if (task < before + chunks * kv_heads) break;
+            before += chunks * kv_heads;
         }
-        if (group == num_groups) return;
-        const pk_group *g = &groups[group];
-        int chunk = chunks - 1 - (task - before) / model->kv_heads; /* the longest first: threads end together */
-        int first = chunk * positions, count = g->count - first < positions ? g->count - first : positions;
-        size_t at = (size_t)(g->row + first) * row_stride;
-        attend(&s, step->cache, step->tables + (size_t)g->table * step->table_width, layer,
-               (task - before) % model->kv_heads, g->position + first, count, q + at, out + at);
+        if (group == all->num_groups) return;
+        const pk_group *g = &all->groups[group];
+        const int chunk = chunks - 1 - (task - before) / kv_heads; /* the longest first: threads end together */
+        const int first = chunk * positions;
+        const pk_group part = {g->row + first, smaller(g->count - first, positions), g->position + first, g->table};
+        attend(s, step->tables + (size_t)g->table * (size_t)step->table_width, &part, (task - before) % kv_heads, q, out);
     }
+}
+
+void attention(pk_thread *thread, const pk_model *model, const pk_step_inputs *step, int layer, const pk_group *groups,
+               int num_groups, const act *q, act *out, char *partials) {
+    const layout all = lay_out(model, groups, num_groups, thread->count);
+    scene s = {.model = model, .state_bytes = state_bytes(model)};
+    s.cache = (const word *)step->cache + (size_t)layer * 2 * plane_words(model);
+    s.scale = LOG2_E / __builtin_sqrtf((float)model->head_dim);
+    s.states = thread->scratch;
+    s.partials = s.states + s.state_bytes * most_rows(model);
+    s.q = (act *)(s.partials + s.state_bytes * TILE_ROWS);
+    narrow_groups(&s, &all, thread->index, step, q, out, partials);
+    wide_groups(&s, thread, step, &all, q, out);
+    if (all.partials == 0) return;
+    team_wait(thread);
+    merge_cut(&s, &all, thread, out, partials);
 }

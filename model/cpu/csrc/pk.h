@@ -1,6 +1,6 @@
 /* One forward pass of a Llama-family decoder over a paged cache, in C: what the parts share. Reading order:
 
-       vec.h  ->  pk.h  ->  linear.c, quantized.c  ->  rows.c  ->  attention.c  ->  team.c  ->  step.c,
+       vec.h  ->  pk.h  ->  linear.c, quantized.c  ->  rows.c  ->  segment.c, attention.c  ->  team.c  ->  step.c,
        and load.c, for when a model is loaded
 
    Python (model/cpu/) packs the weights, owns all memory, and calls pk_step once per step with raw pointers. Nothing
@@ -187,10 +187,12 @@ void add_row(float *to, const float *from, int size);
 
 /* attention.c ------------------------------------------------------------------------------------------------------- */
 
-/* Every thread calls it. q [rows, heads, head_dim] -> out likewise, of the rows in the groups. */
+/* Every thread calls it. q [rows, heads, head_dim] -> out likewise, of the rows in the groups. `partials` are for what
+   threads do not finish alone. */
 void attention(pk_thread *thread, const pk_model *model, const pk_step_inputs *step, int layer, const pk_group *groups,
-               int num_groups, const act *q, act *out);
+               int num_groups, const act *q, act *out, char *partials);
 size_t attention_scratch(const pk_model *model);
+size_t attention_partials(const pk_model *model, const pk_group *groups, int num_groups, int threads); /* in bytes */
 
 /* Where things are in the cache ------------------------------------------------------------------------------------- */
 

@@ -4,7 +4,7 @@
                   norm -> gate,up -> silu(gate) * up -> down -> + ] x layers -> norm -> head
 
    All threads run `forward` together and wait for each other between its lines. A matrix product is shared out by
-   columns or by chunks of rows, attention by tasks, all else by rows. K and V of every row are written before any row
+   columns or by chunks of rows, attention by segments or tasks, all else by rows. K and V of every row are written before any row
    attends, so decode tokens, chunks and repaired gaps need no special case. */
 
 #include <stdlib.h>
@@ -15,12 +15,15 @@
 typedef struct {
     pk_model model;
     pk_team *team;
+    int threads;
     int rows; /* that there is room for */
     float *stream;    /* [rows, hidden]: the residual stream */
     act *normed;      /* [rows, hidden] */
     float *qkv;       /* [rows, qkv columns] */
     act *q, *mixed;   /* [rows, heads * head_dim] */
     act *gated;       /* [rows, intermediate] */
+    char *partials;   /* of attention */
+    size_t partials_bytes;
     /* for rows with adapters, as there are: */
     float *product;   /* [rows, widest product] */
     act *taken;       /* [rows, widest depth] */
@@ -164,7 +167,7 @@ static void run_layer(pass *p, int layer) {
         keep_logit_rows(p);
     }
     attention(p->thread, m, s, layer, last ? s->last_groups : s->groups, last ? s->num_last_groups : s->num_groups, e->q,
-              e->mixed);
+              e->mixed, e->partials);
     meet(p, TIME_ATTENTION);
     product(p, DELTA_O, layer, &l->o, e->mixed, rows, (pk_out){OUT_ADD, e->stream, NULL, hidden, m->hidden}, last);
     norm_rows(p, l->mlp_norm, rows);
@@ -211,6 +214,17 @@ static int reserve(pk_engine *e, int rows) {
     return 1;
 }
 
+static int reserve_partials(pk_engine *e, const pk_step_inputs *s) {
+    const size_t some = attention_partials(&e->model, s->groups, s->num_groups, e->threads);
+    const size_t last = attention_partials(&e->model, s->last_groups, s->num_last_groups, e->threads);
+    const size_t bytes = some > last ? some : last;
+    if (bytes <= e->partials_bytes) return 1;
+    e->partials_bytes = 0;
+    if (!grow(&e->partials, bytes, 1)) return 0;
+    e->partials_bytes = bytes;
+    return 1;
+}
+
 static int largest(int a, int b) { return a > b ? a : b; }
 
 static int reserve_adapted(pk_engine *e, const pk_step_inputs *s) {
@@ -248,6 +262,7 @@ pk_engine *pk_open(const pk_model *model, int threads) {
     pk_engine *e = calloc(1, sizeof *e);
     if (!e) return NULL;
     e->model = *model;
+    e->threads = threads;
     e->team = team_start(threads, attention_scratch(model));
     if (!e->team) {
         free(e);
@@ -258,7 +273,7 @@ pk_engine *pk_open(const pk_model *model, int threads) {
 
 void pk_close(pk_engine *e) {
     team_stop(e->team);
-    void *buffers[] = {e->stream, e->normed, e->qkv, e->q, e->mixed, e->gated};
+    void *buffers[] = {e->stream, e->normed, e->qkv, e->q, e->mixed, e->gated, e->partials};
     for (size_t i = 0; i < sizeof buffers / sizeof *buffers; i++) free(buffers[i]);
     free_adapted(e);
     free(e);
@@ -272,7 +287,7 @@ void pk_rouse(pk_engine *e) { team_rouse(e->team); }
 
 /* Returns 0, or -1 when there is no memory for so many rows; then nothing was computed or written. */
 int pk_step(pk_engine *e, const pk_step_inputs *step) {
-    if (!reserve(e, step->rows) || (step->num_adapters && !reserve_adapted(e, step))) {
+    if (!reserve(e, step->rows) || !reserve_partials(e, step) || (step->num_adapters && !reserve_adapted(e, step))) {
         free_adapted(e);
         return -1;
     }

@@ -241,8 +241,8 @@ INLINE vw vw_part(const word *w, int part) {
     __m512i pair = _mm512_loadu_si512(w);
     return _mm512_castsi512_ps(part ? _mm512_and_si512(pair, _mm512_set1_epi32((int)0xffff0000u)) : _mm512_slli_epi32(pair, 16));
 #else
-    __m256i pair = _mm256_loadu_si256((const __m256i *)w);
-    return _mm256_castsi256_ps(part ? _mm256_and_si256(pair, _mm256_set1_epi32((int)0xffff0000u)) : _mm256_slli_epi32(pair, 16));
+    __m256i pair = _mm256_loadu_si256((const __m256i *)w); /* no mask: it would take a register that sums need */
+    return _mm256_castsi256_ps(_mm256_slli_epi32(part ? _mm256_srli_epi32(pair, 16) : pair, 16));
 #endif
 }
 INLINE vx vx_part(const act *x, int part) { return vf_set1(x[part]); }
