@@ -80,7 +80,10 @@ class Backend:
         runner = CRunner(loaded.config, weights, c.library, c.variant, threads=threads)
         if form is WeightForm.BOTH and weights.has_quantized:
             rows = runner.measure_quantized(config.block_size, self.dtype)
-            log.info("steps of up to %d tokens read the file's quantized weights", rows)
+            if rows:
+                log.info("steps of up to %d tokens read the file's quantized weights", rows)
+            else:
+                log.info("unpacked weights are the faster ones here for steps of any size")
         return runner
 
     def runner(self, network: Network | CRunner, storage: KVStorage, block_size: int) -> Runner | CRunner:

@@ -18,6 +18,7 @@ struct pk_team {
     long roused; /* counts the calls of team_rouse; under `lock` */
     int stopping;
     cpu_set_t allowed; /* processors that all threads may run on */
+    int spins;         /* at a barrier */
     int caller;        /* the one that the first thread was last seen on */
     void (*work)(pk_thread *, void *);
     void *argument;
@@ -26,7 +27,8 @@ struct pk_team {
     pthread_t *handle;
 };
 
-#define SPINS 4096 /* a few tens of microseconds; then whoever else wants the core may have it */
+#define SPINS 4096 /* a few tens of microseconds; then whoever else wants the core may have it. None if threads have to
+                      share one: the others would wait for who spins */
 
 void team_wait(pk_thread *thread) {
     pk_team *team = thread->team;
@@ -42,7 +44,7 @@ void team_wait(pk_thread *thread) {
         return;
     }
     for (int spins = 0; atomic_load_explicit(&team->round, memory_order_acquire) == round; spins++) {
-        if (spins < SPINS)
+        if (spins < team->spins)
             _mm_pause();
         else
             sched_yield();
@@ -135,6 +137,7 @@ pk_team *team_start(int threads, size_t scratch_bytes) {
     memset(team, 0, sizeof *team);
     team->caller = -1;
     if (sched_getaffinity(0, sizeof team->allowed, &team->allowed) != 0) CPU_ZERO(&team->allowed);
+    team->spins = CPU_COUNT(&team->allowed) < threads ? 0 : SPINS;
     pthread_mutex_init(&team->lock, NULL);
     pthread_cond_init(&team->wake, NULL);
     team->thread = calloc((size_t)threads, sizeof *team->thread);
