@@ -107,7 +107,7 @@ def test_asked_for_by_name_it_is_refused(case: tuple[Path, Any], why: str) -> No
         engine(path, backend="c", **options)
     config = EngineConfig(model=str(path), device="cpu", num_blocks=8, backend="c", **{"dtype": "float32"} | options)
     with pytest.raises(ServeError, match=why):
-        start_engine(engine_thread(config))
+        start_engine(engine_thread(config), found=lambda path: None)
 
 
 @CASES
