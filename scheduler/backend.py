@@ -74,9 +74,8 @@ class Backend:
         weights = PackedModel(loaded.config, loaded.weights, loaded.quantized, form, config.block_size, c.library)
         if config.weights == "quantized" and not weights.has_quantized:
             raise BackendUnavailable(f"{loaded.source.path} has no quantized matrices that the C backend can read.")
-        torch.set_num_threads(
-            1
-        )  # what is left to torch is small: its threads would only be in the way of the library's
+        # What is left to torch is small: its threads would only be in the way of the library's.
+        torch.set_num_threads(1)
         runner = CRunner(loaded.config, weights, c.library, c.variant, threads=threads)
         if form is WeightForm.BOTH and weights.has_quantized:
             rows = runner.measure_quantized(config.block_size, self.dtype)

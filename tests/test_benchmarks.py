@@ -9,28 +9,12 @@ from benchmarks.cases import CASES, Case, Result, Sample
 from benchmarks.limits import Costs, Limits, Machine, Span
 from benchmarks.measure import chosen_cases
 from benchmarks.peers import ratio, table
-from model.config import ModelConfig, RopeConfig
-
-# SmolLM2-135M: 106.2 M parameters in its blocks, 28.3 M in the tied head.
-SMOLLM = ModelConfig(
-    architecture="llama",
-    vocab_size=49152,
-    hidden_size=576,
-    intermediate_size=1536,
-    num_layers=30,
-    num_heads=9,
-    num_kv_heads=3,
-    head_dim=64,
-    rms_norm_eps=1e-5,
-    rope=RopeConfig(),
-    max_positions=8192,
-    tie_embeddings=True,
-)
+from tests.model.test_gguf import SMOLLM2
 
 
 def limits() -> Limits:
     """424 GFLOP/s in bfloat16, 30 GB/s."""
-    return Limits(Machine(190e9, 424e9, 30e9, 16e9), Costs.of(SMOLLM, 2, 2), 424e9)
+    return Limits(Machine(190e9, 424e9, 30e9, 16e9), Costs.of(SMOLLM2, 2, 2), 424e9)
 
 
 def test_parameters_and_bytes_of_a_known_network() -> None:

@@ -30,10 +30,6 @@ class Arena:
         memory, self._piece = self._piece[:size], self._piece[taken:]
         return memory.view(dtype).view(shape)
 
-    def keep(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A contiguous copy of `tensor` in here."""
-        return self.empty(tuple(tensor.shape), tensor.dtype).copy_(tensor)
-
 
 def _piece(size: int) -> torch.Tensor:
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

@@ -55,7 +55,8 @@ def padded(size: int) -> int:
 def to_panels(library: Library, arena: Arena, weight: torch.Tensor) -> torch.Tensor:
     """[columns, depth] -> [columns / 32, depth / 2, 32] pairs of bfloat16, or [columns / 32, depth, 32] floats."""
     in_word = 4 // weight.itemsize
-    rows = functional.pad(weight, (0, -weight.shape[1] % in_word)).contiguous()  # whole words
+    odd = weight.shape[1] % in_word
+    rows = functional.pad(weight, (0, odd)) if odd else weight.contiguous()  # in whole words
     columns, depth = (padded(size) for size in weight.shape)
     panels = arena.empty((columns // PANEL, depth // in_word, PANEL), torch.int32)
     library.pack_words(rows.data_ptr(), len(rows), rows.shape[1] // in_word, depth // in_word, panels.data_ptr())

@@ -26,7 +26,7 @@ def test_tensors_are_aligned_and_share_no_byte() -> None:
 
 
 def test_memory_lives_as_long_as_its_tensors() -> None:
-    kept = Arena().keep(torch.arange(6, dtype=torch.bfloat16).view(2, 3).T)
+    kept = Arena().empty((3, 2), torch.bfloat16).copy_(torch.arange(6).view(2, 3).T)
     Arena().empty((PIECE,), torch.uint8).fill_(255)
     assert kept.is_contiguous()
     assert kept.tolist() == [[0, 3], [1, 4], [2, 5]]

@@ -23,9 +23,6 @@
 #define PIECE_BYTES (96 << 10) /* most of a piece of more than one head: two of them stay there as well */
 #define LOG2_E 1.44269504088896f
 
-INLINE int smaller(int a, int b) { return a < b ? a : b; }
-INLINE int larger(int a, int b) { return a > b ? a : b; }
-
 static int task_positions(const pk_model *model) {
     int shared = shared_heads(model);
     return shared < TASK_ROWS ? TASK_ROWS / shared : 1;

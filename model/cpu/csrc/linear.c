@@ -26,34 +26,30 @@
 #define BLOCK_DEPTH 320            /* values at most; quantized: */
 #define QUANTIZED_DEPTH 128
 
-/* y[r][j] += row r times the vectors j: w[j] at each step, `stride` units further at the next. */
-INLINE void tile_dot(const int rows, const int vectors, const act *x, size_t row_stride, const unit *w, size_t stride,
-                     int steps, float *y) {
-    vf sums[TILE_ROWS][4];
+/* y[r][j] += row r times the block's vectors j, one line of units at each step */
+INLINE void tile_dot(const int rows, const act *x, size_t row_stride, const unit *w, int steps, float *y) {
+    vf sums[TILE_ROWS][BLOCK_VECTORS];
     UNROLL for (int r = 0; r < rows; r++)
-        UNROLL for (int j = 0; j < vectors; j++) sums[r][j] = vf_load(y + r * PANEL + j * LANES);
-    for (int step = 0; step < steps; step++, w += stride, x += UNIT_DEPTH) {
-        vw column[4];
-        UNROLL for (int j = 0; j < vectors; j++) column[j] = vw_unit(w + j * LANES);
+        UNROLL for (int j = 0; j < BLOCK_VECTORS; j++) sums[r][j] = vf_load(y + r * PANEL + j * LANES);
+    for (int step = 0; step < steps; step++, w += BLOCK_VECTORS * LANES, x += UNIT_DEPTH) {
+        vw column[BLOCK_VECTORS];
+        UNROLL for (int j = 0; j < BLOCK_VECTORS; j++) column[j] = vw_unit(w + j * LANES);
         UNROLL for (int r = 0; r < rows; r++) {
             vx value = vx_part(x + r * row_stride, 0);
-            UNROLL for (int j = 0; j < vectors; j++) sums[r][j] = v_multiply_add(sums[r][j], column[j], value);
+            UNROLL for (int j = 0; j < BLOCK_VECTORS; j++) sums[r][j] = v_multiply_add(sums[r][j], column[j], value);
         }
     }
     UNROLL for (int r = 0; r < rows; r++)
-        UNROLL for (int j = 0; j < vectors; j++) vf_store(y + r * PANEL + j * LANES, sums[r][j]);
+        UNROLL for (int j = 0; j < BLOCK_VECTORS; j++) vf_store(y + r * PANEL + j * LANES, sums[r][j]);
 }
 
-#define CASE(n)                                                                 \
-    case n:                                                                     \
-        if (vectors == BLOCK_VECTORS)                                           \
-            tile_dot(n, BLOCK_VECTORS, x, stride, w, (size_t)vectors * LANES, steps, y); \
-        else if (n <= WHOLE_ROWS)                                               \
-            tile_dot(n, WHOLE_VECTORS, x, stride, w, (size_t)vectors * LANES, steps, y); \
+#define CASE(n)                                  \
+    case n:                                      \
+        tile_dot(n, x, stride, w, steps, y);     \
         break;
 
 /* One block times TILE_ROWS rows at most. */
-static void block_tile(int rows, int vectors, const act *x, size_t stride, const unit *w, int steps, float *y) {
+static void block_tile(int rows, const act *x, size_t stride, const unit *w, int steps, float *y) {
     switch (rows) {
         CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6)
 #if LANES == 16
@@ -71,12 +67,12 @@ typedef struct {
 } ahead;
 
 /* Tiles of equal size, give or take one row. While they are multiplied, what is read next comes into the L2 cache. */
-static void block_rows(int rows, int vectors, const act *x, size_t stride, const unit *w, int steps, float *y, ahead next) {
+static void block_rows(int rows, const act *x, size_t stride, const unit *w, int steps, float *y, ahead next) {
     for (int tiles = (rows + TILE_ROWS - 1) / TILE_ROWS; tiles > 0; tiles--) {
         int taken = (rows + tiles - 1) / tiles, lines = (next.lines + tiles - 1) / tiles;
         for (int i = 0; i < lines; i++, next.first += next.stride) _mm_prefetch(next.first, _MM_HINT_T1);
         next.lines -= lines;
-        block_tile(taken, vectors, x, stride, w, steps, y);
+        block_tile(taken, x, stride, w, steps, y);
         x += (size_t)taken * stride;
         y += taken * PANEL;
         rows -= taken;
@@ -147,7 +143,7 @@ static void dense_panel(const pk_matrix *w, int panel, const act *x, int rows, f
     memset(y, 0, sizeof(float) * (size_t)rows * PANEL);
 #if PK_DOT
     const size_t bytes = sizeof(word) * PANEL * (size_t)w->depth / DEPTH;
-    block_rows(rows, WHOLE_VECTORS, x, (size_t)w->depth, words, w->depth / DEPTH, y,
+    block_rows(rows, x, (size_t)w->depth, words, w->depth / DEPTH, y,
                (ahead){(const char *)words + bytes, 64, (int)(bytes / 64)});
 #else
     unit block[BLOCK_DEPTH * BLOCK_VECTORS * LANES] __attribute__((aligned(64)));
@@ -162,7 +158,7 @@ static void dense_panel(const pk_matrix *w, int panel, const act *x, int rows, f
             const word *then = !ends ? words + (size_t)(k + depth) / DEPTH * PANEL + column
                                : last ? words + (size_t)w->depth / DEPTH * PANEL
                                       : words + column + BLOCK_VECTORS * LANES;
-            block_rows(rows, BLOCK_VECTORS, x + k, (size_t)w->depth, block, depth, y + column,
+            block_rows(rows, x + k, (size_t)w->depth, block, depth, y + column,
                        (ahead){(const char *)then, sizeof(word) * PANEL, most / DEPTH});
         }
 #endif
@@ -175,14 +171,13 @@ static void quantized_panel(const pk_matrix *w, int panel, const act *x, int row
         quantized_dot(w->kind[panel], rows, groups, w->depth / GROUP, x, (size_t)w->depth, y);
         return;
     }
-    const int vectors = rows <= WHOLE_ROWS ? WHOLE_VECTORS : BLOCK_VECTORS;
-    unit block[QUANTIZED_DEPTH * PANEL] __attribute__((aligned(64)));
+    unit block[QUANTIZED_DEPTH * BLOCK_VECTORS * LANES] __attribute__((aligned(64)));
     memset(y, 0, sizeof(float) * (size_t)rows * PANEL);
-    for (int column = 0; column < PANEL; column += vectors * LANES)
+    for (int column = 0; column < PANEL; column += BLOCK_VECTORS * LANES)
         for (int k = 0; k < w->depth; k += QUANTIZED_DEPTH) {
             int depth = w->depth - k < QUANTIZED_DEPTH ? w->depth - k : QUANTIZED_DEPTH;
-            quantized_units(w->kind[panel], groups + (size_t)(k / GROUP) * group_bytes, depth / GROUP, column, vectors, block);
-            block_rows(rows, vectors, x + k, (size_t)w->depth, block, depth / UNIT_DEPTH, y + column, (ahead){NULL, 0, 0});
+            quantized_units(w->kind[panel], groups + (size_t)(k / GROUP) * group_bytes, depth / GROUP, column, BLOCK_VECTORS, block);
+            block_rows(rows, x + k, (size_t)w->depth, block, depth / UNIT_DEPTH, y + column, (ahead){NULL, 0, 0});
         }
 }
 

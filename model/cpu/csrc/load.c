@@ -67,8 +67,6 @@ INLINE parts read_group(const int kind, const uint8_t *row, int64_t group) {
     return p;
 }
 
-#define EACH_KIND(CASE) CASE(Q4_0) CASE(Q4_1) CASE(Q8_0) CASE(Q4_K) CASE(Q6_K)
-
 /* -- floats ------------------------------------------------------------------------------------------------------ */
 
 /* Products and sums are rounded one by one, in the order in which the `gguf` package takes them. */

@@ -127,6 +127,9 @@ void team_run(pk_team *team, void (*work)(pk_thread *, void *), void *argument);
 void team_wait(pk_thread *thread);      /* for all; then tasks count from 0 again */
 int team_next_task(pk_thread *thread);  /* each number once, from 0 */
 
+INLINE int smaller(int a, int b) { return a < b ? a : b; }
+INLINE int larger(int a, int b) { return a > b ? a : b; }
+
 /* [*start, *end) of `count` for this thread: contiguous, in whole units of `unit` */
 INLINE void my_share(const pk_thread *thread, int count, int unit, int *start, int *end) {
     int64_t units = (count + unit - 1) / unit;
@@ -154,9 +157,11 @@ typedef struct {
 
 /* Every thread calls it with the same arguments; x is [count, depth], row r at x + r * depth. */
 void linear(pk_thread *thread, const pk_matrix *w, const act *x, int count, pk_out out, int quantized_rows);
+
 /* quantized.c ------------------------------------------------------------------------------------------------------- */
 
 enum { Q4_0 = 2, Q4_1 = 3, Q8_0 = 8, Q4_K = 12, Q6_K = 14 }; /* kinds, by GGUF's own numbers */
+#define EACH_KIND(CASE) CASE(Q4_0) CASE(Q4_1) CASE(Q8_0) CASE(Q4_K) CASE(Q6_K)
 #define GROUP 32 /* values along the depth that are quantized together */
 
 /* What sums are made of: a pair of bfloat16 where the processor multiplies those, else a float. */

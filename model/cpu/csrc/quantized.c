@@ -150,7 +150,7 @@ INLINE void units(const int kind, const char *group, int groups, int column, int
         break;
 
 void quantized_units(int kind, const char *group, int groups, int column, int vectors, unit *out) {
-    switch (kind) { CASE(Q4_0) CASE(Q4_1) CASE(Q8_0) CASE(Q4_K) CASE(Q6_K) }
+    switch (kind) { EACH_KIND(CASE) }
 }
 #undef CASE
 
@@ -197,5 +197,5 @@ INLINE void dot(const int kind, const int rows, const int vectors, const char *p
         break;
 
 void quantized_dot(int kind, int rows, const char *group, int groups, const act *x, size_t stride, float *y) {
-    switch (kind) { CASE(Q4_0) CASE(Q4_1) CASE(Q8_0) CASE(Q4_K) CASE(Q6_K) }
+    switch (kind) { EACH_KIND(CASE) }
 }

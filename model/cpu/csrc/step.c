@@ -225,16 +225,14 @@ static int reserve_partials(pk_engine *e, const pk_step_inputs *s) {
     return 1;
 }
 
-static int largest(int a, int b) { return a > b ? a : b; }
-
 static int reserve_adapted(pk_engine *e, const pk_step_inputs *s) {
     const pk_model *m = &e->model;
     int rank = PANEL;
     for (int i = 0; i < s->num_adapters; i++)
-        for (int j = 0; j < 4 * m->layers; j++) rank = largest(rank, s->adapters[i].deltas[j].down.columns);
+        for (int j = 0; j < 4 * m->layers; j++) rank = larger(rank, s->adapters[i].deltas[j].down.columns);
     const size_t n = (size_t)s->rows;
-    const size_t wide = (size_t)largest(largest(m->layer[0].qkv.columns, m->layer[0].gate_up.columns), m->hidden);
-    const size_t deep = (size_t)largest(largest(m->hidden, m->heads * m->head_dim), m->intermediate);
+    const size_t wide = (size_t)larger(larger(m->layer[0].qkv.columns, m->layer[0].gate_up.columns), m->hidden);
+    const size_t deep = (size_t)larger(larger(m->hidden, m->heads * m->head_dim), m->intermediate);
     return grow(&e->product, n * wide, sizeof(float)) && grow(&e->added, n * wide, sizeof(float)) &&
            grow(&e->taken, n * deep, sizeof(act)) && grow(&e->low, n * rank, sizeof(float)) &&
            grow(&e->low_rows, n * rank, sizeof(act));

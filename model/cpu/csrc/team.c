@@ -17,8 +17,8 @@ struct pk_team {
     pthread_cond_t wake;
     long roused; /* counts the calls of team_rouse; under `lock` */
     int stopping;
+    int spins; /* most at a barrier */
     cpu_set_t allowed; /* processors that all threads may run on */
-    int spins;         /* at a barrier */
     int caller;        /* the one that the first thread was last seen on */
     void (*work)(pk_thread *, void *);
     void *argument;
