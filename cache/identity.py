@@ -6,13 +6,16 @@ its name, its kind and its length: no two identities can spell the same bytes.
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, fields
 from typing import NewType
 
-import xxhash
-
 BlockHash = NewType("BlockHash", bytes)
-"""16 bytes: xxh3-128 over the parent's BlockHash and the block's token ids."""
+"""16 bytes: xxh3-128 over the parent's BlockHash and the block's token ids. That of a root is `ROOT_BYTES` of blake2b
+over its identity: tokens and parents are compared on every hit, but an identity is known by its hash alone, so nobody
+may be able to make two that are equal, as anybody can for xxh3."""
+
+ROOT_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +39,7 @@ class CacheIdentity:
 
     def root_hash(self) -> BlockHash:
         """The hash that stands as parent of every first block under this identity."""
-        return BlockHash(xxhash.xxh3_128_digest(self.encode()))
+        return BlockHash(hashlib.blake2b(self.encode(), digest_size=ROOT_BYTES).digest())
 
 
 def _encode_part(name: str, value: bytes | str | int | None) -> bytes:

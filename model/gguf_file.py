@@ -79,10 +79,12 @@ class GgufFile:
             return None
         return QuantizedTensor(stored.tensor_type, np.array(stored.data, dtype=np.uint8))
 
-    def tensor(self, name: str) -> torch.Tensor:
-        """The tensor dequantized to float32, in memory of its own (the file may change or vanish while serving)."""
+    def tensor(self, name: str, quantized: QuantizedTensor | None = None) -> torch.Tensor:
+        """The tensor dequantized to float32, in memory of its own (the file may change or vanish while serving).
+        `quantized` is what `quantized(name)` gave, so that the file need not be read again."""
         stored = self.tensors[name]
-        data = stored.data.view(np.ndarray)  # each slice of a memmap would cost as much as computing with it
+        # An array, since each slice of a memmap would cost as much as computing with it.
+        data = stored.data.view(np.ndarray) if quantized is None else quantized.data
         is_quantized = stored.tensor_type not in UNQUANTIZED
         values = (dequantize if is_quantized else gguf.quants.dequantize)(data, stored.tensor_type)
         if np.shares_memory(values, stored.data):

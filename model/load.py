@@ -9,7 +9,7 @@ import torch
 from tqdm import tqdm  # type: ignore[import-untyped]
 
 from model.config import ModelConfig
-from model.digest import digest_model
+from model.digest import WeightsDigest, config_parts, digesting
 from model.errors import BadWeights
 from model.gguf_config import ROPE_FREQS, config_from_gguf, restore_rows, tensor_names
 from model.gguf_file import GgufFile
@@ -25,7 +25,7 @@ class LoadedModel:
     """`weights` are by Hugging Face name, exactly those of `expected_tensors(config)`, each in memory of its own.
 
     `quantized` gives the same matrices as the file has them, None where it has single values; read when it is asked, so
-    the file must be there still. `digest` is 16 bytes, the weights' and configuration's part of the CacheIdentity.
+    the file must be there still. `digest` is of what is computed with: weights, their dtype, configuration.
     """
 
     config: ModelConfig
@@ -36,30 +36,46 @@ class LoadedModel:
 
 
 @dataclass(frozen=True, slots=True)
-class OpenedModel:
-    """A model whose configuration is known and whose tensors are all there, but not read yet; to be loaded once.
+class ReadTensor:
+    """A tensor's values, in memory of their own, and the quantized bytes that the file has in their place, if any."""
 
-    `in_file` says that the tensors may be views of the file.
-    """
+    name: str
+    values: torch.Tensor
+    quantized: QuantizedTensor | None = None
+
+    def add_to(self, digest: WeightsDigest) -> None:
+        """What the file has is digested, which is shorter than what is made of it and says the same."""
+        if self.quantized is None:
+            digest.add_tensor(self.name, self.values)
+        else:
+            kind, data = self.quantized.kind.name, self.quantized.data
+            digest.add(self.name, kind, tuple(self.values.shape), data.reshape(-1).data)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedModel:
+    """A model whose configuration is known and whose tensors are all there, but not read yet; to be loaded once."""
 
     config: ModelConfig
     source: ModelSource
-    tensors: Iterator[tuple[str, torch.Tensor]]
+    tensors: Iterator[ReadTensor]
     quantized: Callable[[str], QuantizedTensor | None]
-    in_file: bool
 
     def load(self, *, dtype: torch.dtype, device: torch.device, progress: bool = True) -> LoadedModel:
-        """Convert each tensor to `dtype` and put it on `device`; one tensor at a time, to spare memory.
+        """Convert each tensor to `dtype` and put it on `device`; one tensor at a time, to spare memory. What the file
+        has of it is digested meanwhile.
 
         Raises BadWeights: a damaged file.
         """
         config, source = self.config, self.source
         count = len(expected_tensors(config))
         weights: dict[str, torch.Tensor] = {}
-        for name, tensor in _with_progress(self.tensors, count, source.name if progress else None):
-            # A copy even where nothing is converted: a view of the file would change, or crash, along with the file.
-            weights[name] = tensor.to(dtype=dtype, device=device, copy=self.in_file).contiguous()
-        return LoadedModel(config, weights, digest_model(config, weights), source, self.quantized)
+        with digesting() as digest:
+            for tensor in _with_progress(self.tensors, count, source.name if progress else None):
+                tensor.add_to(digest)
+                weights[tensor.name] = tensor.values.to(dtype=dtype, device=device).contiguous()
+            identity = digest.result(str(dtype).encode(), *config_parts(config))
+        return LoadedModel(config, weights, identity, source, self.quantized)
 
 
 def open_model(source: ModelSource) -> OpenedModel:
@@ -77,12 +93,10 @@ def load_model(source: ModelSource, *, dtype: torch.dtype, device: torch.device,
     return open_model(source).load(dtype=dtype, device=device, progress=progress)
 
 
-def _with_progress(
-    tensors: Iterable[tuple[str, torch.Tensor]], count: int, label: str | None
-) -> Iterable[tuple[str, torch.Tensor]]:
+def _with_progress(tensors: Iterable[ReadTensor], count: int, label: str | None) -> Iterable[ReadTensor]:
     if label is None:
         return tensors
-    bar: Iterable[tuple[str, torch.Tensor]]
+    bar: Iterable[ReadTensor]
     bar = tqdm(tensors, total=count, desc=f"Loading {label}", unit="tensor", dynamic_ncols=True)
     return bar
 
@@ -96,7 +110,9 @@ def _open_hf(source: ModelSource) -> OpenedModel:
         ignored.add("lm_head.weight")  # a second copy of the embedding that some checkpoints keep
     found = {name: files.shape(name) for name in files.names() - ignored}
     _check(source, expected, found)
-    return OpenedModel(config, source, files.read(set(expected)), lambda name: None, in_file=True)
+    # A copy even where nothing is converted: a view of the file would change, or crash, along with the file.
+    tensors = (ReadTensor(name, tensor.clone()) for name, tensor in files.read(set(expected)))
+    return OpenedModel(config, source, tensors, lambda name: None)
 
 
 def _open_gguf(source: ModelSource) -> OpenedModel:
@@ -108,8 +124,13 @@ def _open_gguf(source: ModelSource) -> OpenedModel:
     # What the network does not read keeps its own name, so that the error shows what the file calls it.
     found = {canonical.get(name, name): file.shape(name) for name in file.tensors if name != ROPE_FREQS}
     _check(source, expected, found)
-    tensors = ((name, restore_rows(name, file.tensor(names[name]), config)) for name in expected)
-    return OpenedModel(config, source, tensors, lambda name: _quantized(file, name, names[name], config), in_file=False)
+    tensors = (_read_gguf(file, name, names[name], config) for name in expected)
+    return OpenedModel(config, source, tensors, lambda name: _quantized(file, name, names[name], config))
+
+
+def _read_gguf(file: GgufFile, name: str, gguf_name: str, config: ModelConfig) -> ReadTensor:
+    quantized = file.quantized(gguf_name)
+    return ReadTensor(name, restore_rows(name, file.tensor(gguf_name, quantized), config), quantized)
 
 
 def _quantized(file: GgufFile, name: str, gguf_name: str, config: ModelConfig) -> QuantizedTensor | None:

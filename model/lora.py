@@ -58,7 +58,7 @@ class LoraAdapter:
     """An adapter ready for a network of one dtype and device.
 
     `deltas` are by the name of the network's product (model.layers.0.self_attn.qkv_proj), only where there is one.
-    `digest` is 16 bytes over all that is computed with, the adapter's part of the CacheIdentity. `rank` is the greatest
+    `digest` is over all that is computed with, the adapter's part of the CacheIdentity. `rank` is the greatest
     of any projection.
     """
 

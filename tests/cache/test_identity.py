@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import fields, replace
 
 import pytest
+import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cache.hashing import BlockHasher, encode_tokens
 from cache.identity import CacheIdentity
+from tests.twins import xxh3_twins
 
 BASE = CacheIdentity(b"weights", "torch.float32", "torch.float32", "numerics 1", "layout", 16)
 
@@ -93,4 +95,12 @@ def test_a_part_is_preceded_by_its_kind_and_length() -> None:
 def test_the_root_hash_is_stable() -> None:
     """Tiers outlive the process: what spelled a hash yesterday must spell it today."""
     assert BASE.root_hash() == replace(BASE).root_hash()
-    assert BASE.root_hash().hex() == "18c2f21f1945b828e8dfeb1758aa7661"
+    assert BASE.root_hash().hex() == "15ee699b74d44969f6f4e5399f1a90337c456aadd7cad079c2b5fe18847748bb"
+
+
+def test_identities_whose_xxh3_is_equal_have_different_roots() -> None:
+    """Anybody can make them, since the key of xxh3 is public."""
+    start = replace(BASE, adapter=b"").encode().rindex(b"salt") - 4  # where the adapter's bytes begin
+    left, right = (replace(BASE, adapter=data) for data in xxh3_twins(start))
+    assert xxhash.xxh3_128_digest(left.encode()) == xxhash.xxh3_128_digest(right.encode())
+    assert left.root_hash() != right.root_hash()

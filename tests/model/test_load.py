@@ -5,18 +5,22 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
+import xxhash
 from safetensors.torch import load_file, save_file
 
 from model.config import ModelConfig, RopeConfig
-from model.digest import digest_model
+from model.digest import CHUNK_BYTES, WeightsDigest, digest_model, digest_weights
 from model.errors import BadWeights, UnsupportedModel
 from model.load import LoadedModel, load_model
 from model.source import ModelSource, SourceKind
 from tests.model.tiny_checkpoints import FAMILIES, make_network, save_hf
+from tests.twins import xxh3_twins
 
 CPU = torch.device("cpu")
 
@@ -197,8 +201,8 @@ class TestDigest:
     def weights(self) -> dict[str, torch.Tensor]:
         return {"a": torch.arange(6.0).reshape(2, 3), "b": torch.ones(4, dtype=torch.bfloat16)}
 
-    def test_it_is_128_bits_and_repeatable(self) -> None:
-        assert len(digest_model(self.CONFIG, self.weights())) == 16
+    def test_it_is_256_bits_and_repeatable(self) -> None:
+        assert len(digest_model(self.CONFIG, self.weights())) == 32
         backwards = dict(reversed(self.weights().items()))
         assert digest_model(self.CONFIG, self.weights()) == digest_model(self.CONFIG, backwards)
 
@@ -223,6 +227,41 @@ class TestDigest:
         exchanged = {"a": weights["b"], "b": weights["a"]}
         digests = {digest_model(self.CONFIG, tensors) for tensors in (weights, renamed, exchanged)}
         assert len(digests) == 3
+
+    def test_weights_whose_xxh3_is_equal_have_different_digests(self) -> None:
+        """Both were made from the public key of xxh3, by which weights were once known."""
+        parts = [b"a", b"torch.uint8", b"(1234,)"]
+        header = b"".join(len(part).to_bytes(8, "little") + part for part in parts) + bytes(8)
+        twins = [torch.frombuffer(bytearray(data), dtype=torch.uint8) for data in xxh3_twins(len(header))]
+        assert len(str(tuple(twins[0].shape))) == len(parts[2])
+        assert len({xxhash.xxh3_128_digest(header + bytes(twin.numpy())) for twin in twins}) == 1
+        assert len({digest_weights({"a": twin}) for twin in twins}) == 2
+
+    def test_each_byte_of_a_tensor_of_several_chunks_counts(self) -> None:
+        tensor = torch.zeros(2 * CHUNK_BYTES + 7, dtype=torch.uint8)
+        digests = {digest_weights({"a": tensor})}
+        for place in (0, CHUNK_BYTES - 1, CHUNK_BYTES, 2 * CHUNK_BYTES, len(tensor) - 1):
+            changed = tensor.clone()
+            changed[place] = 1
+            digests.add(digest_weights({"a": changed}))
+        digests.add(digest_weights({"a": tensor[:CHUNK_BYTES], "b": tensor[CHUNK_BYTES:]}))
+        assert len(digests) == 7
+
+    def test_reading_waits_for_hashing_when_too_much_memory_is_behind(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("model.digest.MOST_BYTES_BEHIND", 100)
+        waiting = threading.Event()
+        weights = {name: torch.full((60,), ord(name), dtype=torch.uint8) for name in "abcd"}
+        expected = digest_weights(weights)
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(waiting.wait, 10)
+            digest = WeightsDigest(pool)
+            digest.add_tensor("a", weights["a"])
+            threading.Timer(0.05, waiting.set).start()
+            digest.add_tensor("b", weights["b"])
+            assert waiting.is_set()
+            for name in "cd":
+                digest.add_tensor(name, weights[name])
+            assert digest.result() == expected
 
     def test_every_config_value_counts(self) -> None:
         def other(value: object) -> object:

@@ -249,7 +249,7 @@ def test_listed_in_the_order_of_their_names_first_load(directory: Path) -> None:
         ("y", str(directory / "other"), 4),
         ("x", str(directory / "x"), 4),
     ]
-    assert all(len(bytes.fromhex(info.version)) == 16 for info in listed)
+    assert all(len(bytes.fromhex(info.version)) == 32 for info in listed)
 
 
 def test_refused_commands_name_what_is_wrong_and_change_nothing(directory: Path) -> None:
