@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from tqdm import tqdm  # type: ignore[import-untyped]
 
+from model.advice import advice_of_directory, advice_of_gguf
 from model.config import ModelConfig
 from model.digest import WeightsDigest, config_parts, digesting
 from model.errors import BadWeights
@@ -54,12 +55,16 @@ class ReadTensor:
 
 @dataclass(frozen=True, slots=True)
 class OpenedModel:
-    """A model whose configuration is known and whose tensors are all there, but not read yet; to be loaded once."""
+    """A model whose configuration is known and whose tensors are all there, but not read yet; to be loaded once.
+
+    `advice` is how its makers advise to sample, unchecked.
+    """
 
     config: ModelConfig
     source: ModelSource
     tensors: Iterator[ReadTensor]
     quantized: Callable[[str], QuantizedTensor | None]
+    advice: Mapping[str, object]
 
     def load(self, *, dtype: torch.dtype, device: torch.device, progress: bool = True) -> LoadedModel:
         """Convert each tensor to `dtype` and put it on `device`; one tensor at a time, to spare memory. What the file
@@ -112,7 +117,8 @@ def _open_hf(source: ModelSource) -> OpenedModel:
     _check(source, expected, found)
     # A copy even where nothing is converted: a view of the file would change, or crash, along with the file.
     tensors = (ReadTensor(name, tensor.clone()) for name, tensor in files.read(set(expected)))
-    return OpenedModel(config, source, tensors, lambda name: None)
+    advice = {**source.advice, **advice_of_directory(source.path)}
+    return OpenedModel(config, source, tensors, lambda name: None, advice)
 
 
 def _open_gguf(source: ModelSource) -> OpenedModel:
@@ -125,7 +131,8 @@ def _open_gguf(source: ModelSource) -> OpenedModel:
     found = {canonical.get(name, name): file.shape(name) for name in file.tensors if name != ROPE_FREQS}
     _check(source, expected, found)
     tensors = (_read_gguf(file, name, names[name], config) for name in expected)
-    return OpenedModel(config, source, tensors, lambda name: _quantized(file, name, names[name], config))
+    advice = {**source.advice, **advice_of_gguf(file)}
+    return OpenedModel(config, source, tensors, lambda name: _quantized(file, name, names[name], config), advice)
 
 
 def _read_gguf(file: GgufFile, name: str, gguf_name: str, config: ModelConfig) -> ReadTensor:

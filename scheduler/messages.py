@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from scheduler.sampling_defaults import SamplingDefaults
+
 
 class FinishReason(StrEnum):
     """Why a request ended. `stop` and `length` are OpenAI's words, the others are ours."""
@@ -284,4 +286,5 @@ class EngineInfo:
     partial_reuse: bool
     device: str
     backend: str = "torch"  # or c
+    sampling: SamplingDefaults = SamplingDefaults()  # of requests that do not say
     model_name: str = ""  # what clients call it unless the operator says otherwise; empty: the last part of model_path

@@ -5,6 +5,7 @@ Nothing heavy is imported before the options are known to be good, so that `--he
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from typing import Any, TypeVar
 import click
 
 from scheduler.config import EngineConfig, Recovery
+from scheduler.sampling_defaults import BadDefault, SamplingDefaults
 from server.plan_command import plan
 from server.tools import DEFAULT_FORMAT, FORMAT_NAMES
 from server.version import VERSION
@@ -80,6 +82,29 @@ def without_doubles(
     return adapters
 
 
+class SamplingOverride(click.ParamType[dict[str, Any]]):
+    """A JSON object of sampling fields."""
+
+    name = "JSON"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dict[str, Any]:
+        try:
+            found = json.loads(value) if isinstance(value, str) else value
+        except (ValueError, RecursionError) as error:
+            self.fail(f"{shortened(value)!r} is not valid JSON: {error}", param, ctx)
+        if not isinstance(found, dict):
+            self.fail(f'{shortened(value)!r} is not a JSON object such as {{"temperature": 0.2}}.', param, ctx)
+        try:
+            SamplingDefaults.of(found)
+        except BadDefault as error:
+            self.fail(f"{error}.", param, ctx)
+        return found
+
+
+def shortened(text: str) -> str:
+    return text if len(text) <= 80 else text[:79] + "\N{HORIZONTAL ELLIPSIS}"
+
+
 class Number(click.FloatRange):
     """A float within a range, which click's own range takes NaN for."""
 
@@ -94,11 +119,11 @@ POSITIVE = click.IntRange(min=1)
 DEFAULTS = EngineConfig()
 
 
-def option(name: str, **settings: Any) -> Callable[[Command], Command]:
+def option(name: str, *names: str, **settings: Any) -> Callable[[Command], Command]:
     """An option that is also read from PAGEKV_<NAME>; a default of None is told in the help text."""
     settings.setdefault("show_default", settings.get("default") is not None)
     variable = "PAGEKV_" + name.removeprefix("--").replace("-", "_").upper()
-    return click.option(name, envvar=variable, show_envvar=True, **settings)
+    return click.option(name, *names, envvar=variable, show_envvar=True, **settings)
 
 
 def quiet_threads() -> None:
@@ -203,6 +228,20 @@ def main() -> None:
     help="A file with a chat template (Jinja, run in a sandbox). [default: the model's own]",
 )
 @option("--served-model-name", help="What clients call the model. [default: the model's own name]")
+@option(
+    "--generation-config",
+    default=DEFAULTS.generation_config,
+    type=click.Choice(["auto", "none"]),
+    help="Sampling defaults of requests that leave them out. auto: those of the model's own files; none: OpenAI's.",
+)
+@option(
+    "--override-generation-config",
+    "sampling_override",
+    type=SamplingOverride(),
+    default="{}",
+    help="Sampling defaults that override --generation-config, as JSON: "
+    "temperature, top_p, top_k, min_p, repetition_penalty.",
+)
 @option("--threads", type=POSITIVE, help="Compute threads. [default: all cores this process may use]")
 @option(
     "--log-level",

@@ -66,12 +66,13 @@ class GenerationBody(StrictModel):
     stream_options: StreamOptions | None = None
     max_tokens: int | None = Field(None, ge=1)
     n: int = Field(1, ge=1, le=MAX_CHOICES)
-    temperature: float = Field(1.0, ge=0.0, le=100.0)
-    top_p: float = Field(1.0, gt=0.0, le=1.0)
-    top_k: int = Field(0, ge=-1)
-    min_p: float = Field(0.0, ge=0.0, le=1.0)
+    # Left out, these are the model's own defaults (EngineInfo.sampling).
+    temperature: float | None = Field(None, ge=0.0, le=100.0)
+    top_p: float | None = Field(None, gt=0.0, le=1.0)
+    top_k: int | None = Field(None, ge=-1)
+    min_p: float | None = Field(None, ge=0.0, le=1.0)
+    repetition_penalty: float | None = Field(None, ge=0.01, le=100.0)
     seed: int | None = Field(None, ge=-INT64, lt=INT64)
-    repetition_penalty: float = Field(1.0, ge=0.01, le=100.0)
     presence_penalty: float = Field(0.0, ge=-2.0, le=2.0)
     frequency_penalty: float = Field(0.0, ge=-2.0, le=2.0)
     logit_bias: dict[str, Annotated[float, Field(ge=-100.0, le=100.0)]] = Field(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
 
 from scheduler.messages import EngineInfo, SamplingParams
+from scheduler.sampling_defaults import SamplingDefaults
 from server.errors import BadRequest, shorten
 from server.prompt import check_ids
 from server.protocol import GenerationBody
@@ -27,14 +29,15 @@ def sampling_params(
         message = f"Invalid 'min_tokens': {body.min_tokens} is above the {max_tokens} tokens that may be generated."
         raise BadRequest(message, param="min_tokens", code="invalid_value")
     refuse_nothing_to_say(body, bad_words, info)
+    chosen = with_defaults(body, info.sampling)
     return SamplingParams(
         max_tokens=max_tokens,
         seed=(secrets.randbits(63) if body.seed is None else body.seed) & SEED_MASK,
-        temperature=0.0 if body.temperature < GREEDY_BELOW else body.temperature,
-        top_p=body.top_p,
-        top_k=max(body.top_k, 0),
-        min_p=body.min_p,
-        repetition_penalty=body.repetition_penalty,
+        temperature=0.0 if chosen.temperature < GREEDY_BELOW else chosen.temperature,
+        top_p=chosen.top_p,
+        top_k=max(chosen.top_k, 0),
+        min_p=chosen.min_p,
+        repetition_penalty=chosen.repetition_penalty,
         presence_penalty=body.presence_penalty,
         frequency_penalty=body.frequency_penalty,
         logprobs=body.logprobs_wanted,
@@ -46,6 +49,12 @@ def sampling_params(
         allowed_token_ids=None if body.allowed_token_ids is None else tuple(sorted(set(body.allowed_token_ids))),
         bad_words=tuple(bad_words),
     )
+
+
+def with_defaults(body: object, defaults: SamplingDefaults) -> SamplingDefaults:
+    """The values that are used: the body's own, and `defaults` for those it leaves out or has no field for."""
+    own = {field.name: getattr(body, field.name, None) for field in fields(defaults)}
+    return replace(defaults, **{name: value for name, value in own.items() if value is not None})
 
 
 def refuse_nothing_to_say(body: GenerationBody, bad_words: Sequence[tuple[int, ...]], info: EngineInfo) -> None:

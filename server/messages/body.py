@@ -186,9 +186,9 @@ class MessagesBody(CountBody):
         default_factory=list, max_length=MAX_STOPS
     )
     stream: bool = False
-    temperature: float = Field(1.0, ge=0.0, le=1.0)
-    top_p: float = Field(1.0, gt=0.0, le=1.0)
-    top_k: int = Field(0, ge=0)
+    temperature: float | None = Field(None, ge=0.0, le=1.0)
+    top_p: float | None = Field(None, gt=0.0, le=1.0)
+    top_k: int | None = Field(None, ge=0)
     metadata: Metadata | None = None
     service_tier: Literal["auto", "standard_only"] = "auto"
     cache_salt: Salt | None = None

@@ -132,8 +132,8 @@ class ResponsesBody(StrictModel):
     input: list[Item] = Field(min_length=1, max_length=MAX_MESSAGES)
     instructions: str | None = None
     max_output_tokens: int | None = Field(None, ge=1)
-    temperature: float = Field(1.0, ge=0.0, le=2.0)
-    top_p: float = Field(1.0, gt=0.0, le=1.0)
+    temperature: float | None = Field(None, ge=0.0, le=2.0)
+    top_p: float | None = Field(None, gt=0.0, le=1.0)
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     include: list[Literal["message.output_text.logprobs"]] = Field(default_factory=list, fail_fast=True)
     stream: bool = False

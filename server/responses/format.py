@@ -12,11 +12,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from scheduler.messages import PromptUsage
+from scheduler.sampling_defaults import SamplingDefaults
 from server.choice import Choice, Delta, TokenEntry
 from server.errors import ApiError
 from server.logprobs import chat_logprobs
 from server.responses.body import ResponsesBody
 from server.responses.items import CallItem, TextItem, new_id
+from server.sampling import with_defaults
 from server.tokenizer import Tokenizer
 from server.tools.calls import Call, CallPiece
 from server.wire import NamedWire
@@ -25,12 +27,13 @@ Json = dict[str, Any]
 
 
 class ResponsesFormat(NamedWire):
-    def __init__(self, model: str, body: ResponsesBody, tokenizer: Tokenizer) -> None:
+    def __init__(self, model: str, body: ResponsesBody, tokenizer: Tokenizer, sampling: SamplingDefaults) -> None:
+        """`sampling` are the values of a body that leaves them out."""
         self.id = new_id("resp")
         self._tokenizer = tokenizer
         self._logprobs = bool(body.include) or body.top_logprobs is not None
         self._header: Json = {"id": self.id, "object": "response", "created_at": int(time.time()), "model": model}
-        self._asked = echoed(body)
+        self._asked = echoed(body, sampling)
         self._output: list[Json] = []  # items that are complete
         self._item: TextItem | CallItem | None = None  # the one that is being written
         self._sequence = 0
@@ -164,15 +167,18 @@ def usage(prompt: PromptUsage | None, output_tokens: int) -> Json:
     }
 
 
-def echoed(body: ResponsesBody) -> Json:
+def echoed(body: ResponsesBody, sampling: SamplingDefaults) -> Json:
     """What of the request its answer repeats, with the values that were used."""
     asked = body.model_dump(mode="json", by_alias=True)
+    used = with_defaults(body, sampling)
     same = [
-        *("instructions", "max_output_tokens", "metadata", "parallel_tool_calls", "temperature", "top_p"),
+        *("instructions", "max_output_tokens", "metadata", "parallel_tool_calls"),
         *("truncation", "background", "user", "safety_identifier", "prompt_cache_key"),
     ]
     return {
         **{name: asked[name] for name in same},
+        "temperature": used.temperature,
+        "top_p": used.top_p,
         "tools": asked["tools"],
         "tool_choice": asked["tool_choice"] or "auto",
         "text": {"format": asked["text"]["format"] or {"type": "text"}, "verbosity": asked["text"]["verbosity"]},

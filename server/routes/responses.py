@@ -26,5 +26,5 @@ async def create_response(request: Request) -> Response:
     with named_as(RENAMINGS):
         chat = validate(chat_fields(body), ChatBody)
         prepared = await prepare_chat(server, chat)
-    answer = ResponsesFormat(body.model or server.models.base, body, server.tokenizer)
+    answer = ResponsesFormat(body.model or server.models.base, body, server.tokenizer, server.info.sampling)
     return await respond(request, server, chat, answer, [prepared], continues=False, wire=answer)

@@ -59,6 +59,7 @@ def test_every_option(started: Started) -> None:
     given = "serve some.gguf --host ::1 --port 0 --dtype bfloat16 --device cpu --block-size 32 --kv-memory 1.5GiB"
     given += " --num-blocks 10 --max-model-len 99 --max-num-seqs 3 --max-num-batched-tokens 77 --recovery truncate"
     given += " --partial-reuse off --served-model-name me --threads 2 --log-level error"
+    given += ' --generation-config none --override-generation-config {"top_k":5}'
     given += " --pin-share 0.5 --scrub-rate 0 --reveal-cached-tokens on --lora x=/a/b --lora y=c=d"
     given += f" --chat-template {__file__} --tool-call-parser hermes"
     assert invoke(*given.split()).exit_code == 0
@@ -76,6 +77,8 @@ def test_every_option(started: Started) -> None:
         recovery=Recovery.TRUNCATE,
         partial_reuse=False,
         threads=2,
+        generation_config="none",
+        sampling_override={"top_k": 5},
         pin_share=0.5,
         scrub_rate=0.0,
         adapters=(("x", "/a/b"), ("y", "c=d")),
@@ -88,6 +91,22 @@ def test_every_option(started: Started) -> None:
         chat_template=__file__,
         log_level="error",
     )
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ('{"temperature": NaN}', "temperature is nan"),
+        ('{"temp": 1}', "'temp' is not one of temperature, top_p"),
+        ("[1", "not valid JSON"),
+        ("[1]", "not a JSON object"),
+        ("[" * 100_000, "not valid JSON"),
+    ],
+)
+def test_a_bad_sampling_override(text: str, fault: str, started: Started) -> None:
+    result = invoke("serve", "--override-generation-config", text)
+    assert result.exit_code == 2 and fault in result.output and not started
+    assert len(result.output) < 600
 
 
 def test_environment_variables_and_their_place(started: Started) -> None:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import orjson
 import pytest
 from pydantic import BaseModel, ValidationError
 
+from scheduler.sampling_defaults import SamplingDefaults
 from server.body import check_content_type, parse_body
 from server.errors import BadRequest, UnknownModel
 from server.messages.body import MessagesBody
 from server.operator_protocol import CacheTargetBody
 from server.protocol import ChatBody, CompletionBody, GenerationBody
 from server.responses.body import ResponsesBody
-from server.sampling import sampling_params
+from server.sampling import sampling_params, with_defaults
 from server.served import ServedModels
 from server.tokenize_protocol import DetokenizeBody
 from tests.server.fake_engine import EOS, INFO
@@ -265,6 +267,24 @@ def test_sampling_params() -> None:
     assert (params.allowed_token_ids, params.bad_words) == ((7, 9), ((1, 2),))
     chat = ChatBody.model_validate({"messages": HELLO, "logprobs": True})
     assert sampling_params(chat, 16, INFO).logprobs == 0
+
+
+DEFAULTS = SamplingDefaults(temperature=0.2, top_p=0.9, top_k=7, min_p=0.1, repetition_penalty=1.1)
+
+
+def test_fields_that_are_left_out_or_null_are_the_models_own() -> None:
+    info = replace(INFO, sampling=DEFAULTS)
+    for fields in ({}, dict.fromkeys(("temperature", "top_p", "top_k", "min_p", "repetition_penalty"))):
+        params = sampling_params(parse_body(orjson.dumps({"prompt": "x"} | fields), CompletionBody), 16, info)
+        assert with_defaults(params, SamplingDefaults()) == DEFAULTS
+
+
+@pytest.mark.parametrize("field", ["temperature", "top_p", "top_k", "min_p", "repetition_penalty"])
+def test_a_field_of_the_body_overrides_its_default_alone(field: str) -> None:
+    value = getattr(SamplingDefaults(), field)
+    body = parse_body(orjson.dumps({"prompt": "x", field: value}), CompletionBody)
+    params = sampling_params(body, 16, replace(INFO, sampling=DEFAULTS))
+    assert with_defaults(params, SamplingDefaults()) == replace(DEFAULTS, **{field: value})
 
 
 def test_sampling_refuses_unknown_stop_tokens_and_too_many_min_tokens() -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
 
+from scheduler.sampling_defaults import SamplingDefaults
 from server.responses.body import ResponsesBody
 from server.responses.conversation import chat_fields
 from tests.server.fake_engine import EOS, say
@@ -68,6 +70,13 @@ def test_a_response(server: Running) -> None:
         False,
         {"type": "text"},
     )
+
+
+def test_an_answer_repeats_the_sampling_that_was_used() -> None:
+    info = small(256)
+    with serve(info=replace(info, sampling=SamplingDefaults(temperature=0.2, top_p=0.9))) as server:
+        assert [ask(server)[name] for name in ("temperature", "top_p")] == [0.2, 0.9]
+        assert [ask(server, top_p=1.0)[name] for name in ("temperature", "top_p")] == [0.2, 1.0]
 
 
 def test_max_output_tokens_leaves_it_incomplete(server: Running) -> None:
