@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from scheduler.messages import GenerationRequest, Grammar
+from scheduler.vocabulary import Vocabulary
 
 
 class CommandRefused(Exception):
@@ -98,10 +99,10 @@ class AdapterInfo:
 
 @dataclass(frozen=True, slots=True)
 class SetVocabulary:
-    """What the token ids stand for, as the tokenizers library writes a tokenizer (JSON): grammars are held to in text,
-    and no engine knows any. Answered by None, beside the steps."""
+    """What the token ids stand for: grammars are held to in text, and no engine knows any by itself. Answered by None,
+    beside the steps."""
 
-    tokenizer: str
+    vocabulary: Vocabulary
 
 
 @dataclass(frozen=True, slots=True)

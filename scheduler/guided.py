@@ -1,7 +1,7 @@
 """Guides: what keeps a generation's text within a grammar. llguidance compiles the grammars and computes the masks.
 
     server                                      engine
-    SetVocabulary(tokenizer)  -------------->   Guides: one tokenizer, compiled grammars by their text
+    SetVocabulary(vocabulary)  ------------->   Guides: one vocabulary, compiled grammars by their text
     PrepareGrammar(grammar)   -------------->       compiled on a thread, or GrammarFault: before there is a request
     GenerationRequest(grammar)  ------------>       Guide: the request's own place in its grammar
 
@@ -26,12 +26,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from llguidance.gbnf_to_lark import any_to_lark
 from numpy.typing import NDArray
 
 from scheduler.commands import CommandRefused, PrepareGrammar, SetVocabulary
 from scheduler.messages import Grammar, GrammarKind
+from scheduler.vocabulary import Speller, Vocabulary
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
@@ -74,6 +75,7 @@ class Guides:
         self.masks = 0
         self._vocab_size = vocab_size
         self._eos = [token for token in eos_token_ids if token < vocab_size]
+        self._speller: Speller | None = None
         self._tokenizer: LLTokenizer | None = None
         self._lock = threading.Lock()
         self._compiled: OrderedDict[Grammar, Future[LLMatcher]] = OrderedDict()
@@ -87,26 +89,24 @@ class Guides:
     def command(self, command: SetVocabulary | PrepareGrammar) -> Future[object]:
         """Any thread. The future's exception is a CommandRefused."""
         if isinstance(command, SetVocabulary):
-            return answered(self.set_vocabulary(command.tokenizer))
+            return answered(self.set_vocabulary(command.vocabulary))
         return answered(self.prepare(command.grammar))
 
-    def set_vocabulary(self, tokenizer: str) -> Future[None]:
-        """`tokenizer` is the JSON of the tokenizers library. The future raises GrammarFault where it is of a kind that
-        llguidance does not read."""
+    def set_vocabulary(self, vocabulary: Vocabulary) -> Future[None]:
+        """The future raises GrammarFault for a tokenizer that cannot be read."""
         with self._lock:
             self._compiled.clear()
-        return self._compilers.submit(self._set_vocabulary, tokenizer)
+        return self._compilers.submit(self._set_vocabulary, vocabulary)
 
-    def _set_vocabulary(self, tokenizer: str) -> None:
+    def _set_vocabulary(self, vocabulary: Vocabulary) -> None:
         if not self._eos:
             raise GrammarFault("the model has no end-of-sequence token, so nothing would end with its grammar")
         try:
-            made = LLTokenizer(tokenizer, n_vocab=self._vocab_size, eos_token=self._eos)
-        except Exception as error:  # its errors are ValueErrors of many makes
+            speller = Speller(vocabulary, self._vocab_size, self._eos)
+            self._tokenizer = LLTokenizer(TokenizerWrapper(speller), eos_token=self._eos)
+        except Exception as error:  # the libraries' errors are of many types
             raise GrammarFault(f"the model's tokenizer cannot be held to a grammar: {error}") from None
-        if made.vocab_size != self._vocab_size:
-            raise GrammarFault(f"the tokenizer has {made.vocab_size} tokens and the model {self._vocab_size}")
-        self._tokenizer = made
+        self._speller = speller
 
     def prepare(self, grammar: Grammar) -> Future[LLMatcher]:
         """Compile on a thread, unless that was done. The future raises GrammarFault."""
@@ -125,9 +125,9 @@ class Guides:
             kept -= len(oldest.text)
 
     def _compile(self, grammar: Grammar) -> LLMatcher:
-        if self._tokenizer is None:
+        if self._tokenizer is None or self._speller is None:
             raise GrammarFault("the engine has no vocabulary yet")
-        matcher = LLMatcher(self._tokenizer, as_llguidance(grammar), log_level=0, limits=LIMITS)
+        matcher = LLMatcher(self._tokenizer, as_llguidance(grammar, self._speller), log_level=0, limits=LIMITS)
         raise_fault(matcher)
         self._try_out(matcher.deep_copy())
         return matcher
@@ -243,7 +243,7 @@ def answered(work: Future[Any]) -> Future[object]:
     return answer
 
 
-def as_llguidance(grammar: Grammar) -> str:
+def as_llguidance(grammar: Grammar, speller: Speller) -> str:
     """A grammar in llguidance's own spelling. Raises GrammarFault."""
     match grammar.kind:
         case GrammarKind.JSON_SCHEMA:
@@ -257,12 +257,27 @@ def as_llguidance(grammar: Grammar) -> str:
             return "start: " + " | ".join(json.dumps(choice, ensure_ascii=False) for choice in json.loads(grammar.text))
         case GrammarKind.GRAMMAR:
             try:  # Lark as it is; GBNF, which llama.cpp and xgrammar take, in Lark's spelling
-                return str(any_to_lark(grammar.text))
+                return with_token_ids(str(any_to_lark(grammar.text)), speller)
             except RecursionError:
                 raise GrammarFault("the grammar is nested too deep") from None
             except Exception as error:  # its own error is no one type
                 raise GrammarFault(one_line(str(error))) from None
     raise GrammarFault(f"unknown kind of grammar {grammar.kind!r}")
+
+
+LARK_PIECE = re.compile(r'"(?:[^"\\\n]|\\.)*"|//[^\n]*|/(?:[^/\\\n]|\\.)+/|(<[^<>\s\[\]]+>)')
+"""A string, a comment or a regex of Lark; or outside of them a token by its name, which is the group."""
+
+
+def with_token_ids(lark: str, speller: Speller) -> str:
+    """Lark that names tokens of text, such as `<think>` without quotes, by their ids: llguidance looks names up among
+    special tokens alone."""
+
+    def by_id(piece: re.Match[str]) -> str:
+        token = speller.token_of(piece[1]) if piece[1] else None
+        return piece[0] if token is None else f"<[{token}]>"
+
+    return LARK_PIECE.sub(by_id, lark)
 
 
 def raise_fault(matcher: LLMatcher) -> None:

@@ -32,6 +32,7 @@ from server.routes import cache, chat, completions, messages, models, operations
 from server.served import ServedModels
 from server.state import ServerSettings, ServerState
 from server.structured.grammars import Grammars
+from server.structured.tags import WrittenTags
 from server.tokenizer import Tokenizer
 from server.tools.registry import FORMATS
 from server.version import VERSION
@@ -52,6 +53,7 @@ def create_app(
     engine.observer = metrics
     served = ServedModels(settings.model_name, adapters)
     tool_format = FORMATS[settings.tool_call_parser]
+    tags = WrittenTags.of(tokenizer, tool_format)
     state = ServerState(
         engine=engine,
         info=info,
@@ -60,8 +62,9 @@ def create_app(
         metrics=metrics,
         settings=settings,
         models=served,
-        grammars=Grammars(engine, tokenizer),
+        grammars=Grammars(engine, tokenizer, tags),
         tool_format=tool_format,
+        tags=tags,
     )
     app = FastAPI(title="pagekv", version=VERSION, lifespan=lifespan, redirect_slashes=False)
     app.state.server = state

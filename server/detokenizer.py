@@ -16,11 +16,20 @@ class Detokenizer:
 
     With `after_prompt` the tokens continue a text: a SentencePiece space before the first word belongs to the output
     ("The capital is" + " Paris"). Without it they are a text of their own, whose first space is dropped.
+
+    `skip_special_tokens` leaves special tokens out, except those in `shown`.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True, after_prompt: bool = False) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        skip_special_tokens: bool = True,
+        shown: frozenset[int] = frozenset(),
+        after_prompt: bool = False,
+    ) -> None:
         self._tokenizer = tokenizer
-        self._skipped = tokenizer.special_token_ids if skip_special_tokens else frozenset()
+        self._skipped = tokenizer.special_token_ids - shown if skip_special_tokens else frozenset()
         self._strip_space = tokenizer.strips_leading_space and not after_prompt
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 

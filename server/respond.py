@@ -79,8 +79,12 @@ def expand(
 def make_choice(
     server: ServerState, body: GenerationBody, prepared: Prepared, continues: bool, first: Choice | None = None
 ) -> Choice:
+    shown = server.tags.shown(is_guided=prepared.grammar is not None, may_call=prepared.tools is not None)
+    detokenizer = Detokenizer(
+        server.tokenizer, skip_special_tokens=body.skip_special_tokens, shown=shown, after_prompt=continues
+    )
     return Choice(
-        Detokenizer(server.tokenizer, skip_special_tokens=body.skip_special_tokens, after_prompt=continues),
+        detokenizer,
         prepared.params,
         frozenset(server.info.eos_token_ids),
         body.stop,

@@ -12,6 +12,7 @@ from server.metrics import EngineMetrics
 from server.prompt import PromptEncoder
 from server.served import ServedModels
 from server.structured.grammars import Grammars
+from server.structured.tags import WrittenTags
 from server.tokenizer import Tokenizer
 from server.tools import DEFAULT_FORMAT
 from server.tools.calls import ToolFormat
@@ -37,6 +38,7 @@ class ServerState:
     models: ServedModels
     grammars: Grammars
     tool_format: ToolFormat
+    tags: WrittenTags
 
 
 def state_of(request: Request) -> ServerState:

@@ -231,7 +231,26 @@ class Tokenizer:
         """The token as the vocabulary spells it, such as "Ġthe"; empty for ids without one."""
         return str(self._backend.id_to_token(token_id) or "")
 
+    def tokens(self) -> tuple[bytes, ...]:
+        """`token_bytes` of every id up to the largest that has a token. Takes seconds for a large vocabulary."""
+        size = max(self._backend.get_vocab().values()) + 1
+        known = [self._spelled_bytes(token_id) for token_id in range(size)]
+        others = [token_id for token_id, spelled in enumerate(known) if spelled is None]
+        pairs = [[self._anchor], *([self._anchor, token_id] for token_id in others)]
+        before, *texts = self._backend.decode_batch(pairs, skip_special_tokens=False)
+        decoded = dict(zip(others, (text[len(before) :].encode() for text in texts), strict=True))
+        return tuple(decoded[token_id] if spelled is None else spelled for token_id, spelled in enumerate(known))
+
     def _compute_bytes(self, token_id: int) -> bytes:
+        spelled = self._spelled_bytes(token_id)
+        if spelled is not None:
+            return spelled
+        # After a token of plain text, so that nothing of this one is stripped as the beginning of a text.
+        before = self._decode_raw([self._anchor])
+        return self._decode_raw([self._anchor, token_id])[len(before) :].encode()
+
+    def _spelled_bytes(self, token_id: int) -> bytes | None:
+        """The token's bytes where its spelling tells them; None where only the decoder does."""
         token = self._backend.id_to_token(token_id)
         if token is None:
             return b""
@@ -241,9 +260,7 @@ class Tokenizer:
             return bytes(_BYTE_OF[char] for char in token)
         if "ByteFallback" in self._decoders and (match := _BYTE_TOKEN.fullmatch(token)):
             return bytes.fromhex(match[1])
-        # After a token of plain text, so that nothing of this one is stripped as the beginning of a text.
-        before = self._decode_raw([self._anchor])
-        return self._decode_raw([self._anchor, token_id])[len(before) :].encode()
+        return None
 
     def _decode_raw(self, token_ids: list[int]) -> str:
         return str(self._backend.decode(token_ids, skip_special_tokens=False))

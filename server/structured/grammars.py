@@ -8,6 +8,7 @@ from scheduler.commands import PrepareGrammar, SetVocabulary
 from scheduler.messages import Grammar
 from server.async_engine import AsyncEngine
 from server.errors import BadRequest, Unavailable
+from server.structured.tags import WrittenTags
 from server.tokenizer import Tokenizer
 
 PATIENCE = 20.0  # seconds for a compilation, others' before it included; the largest alone takes 2
@@ -16,9 +17,10 @@ PATIENCE = 20.0  # seconds for a compilation, others' before it included; the la
 class Grammars:
     """The engine is told the vocabulary with the first grammar: most servers never see one."""
 
-    def __init__(self, engine: AsyncEngine, tokenizer: Tokenizer) -> None:
+    def __init__(self, engine: AsyncEngine, tokenizer: Tokenizer, tags: WrittenTags) -> None:
         self._engine = engine
         self._tokenizer = tokenizer
+        self._tags = tags
         self._vocabulary = asyncio.Lock()
         self._is_told = False
 
@@ -40,6 +42,6 @@ class Grammars:
     async def _tell_vocabulary(self) -> None:
         async with self._vocabulary:
             if not self._is_told:
-                text = await asyncio.to_thread(self._tokenizer.to_json)
-                await self._engine.command(SetVocabulary(text), type(None))
+                vocabulary = await asyncio.to_thread(self._tags.vocabulary, self._tokenizer)
+                await self._engine.command(SetVocabulary(vocabulary), type(None))
                 self._is_told = True

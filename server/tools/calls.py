@@ -64,7 +64,10 @@ class ToolParser(Protocol):
 
 
 class ToolFormat(Protocol):
-    """One way in which models write calls."""
+    """One way in which models write calls. `tags` are the texts that begin and end them; some tokenizers have a special
+    token for each."""
+
+    tags: tuple[str, ...]
 
     def parser(self, *, eager: bool) -> ToolParser:
         """`eager` gives arguments while they arrive, before it is known whether the call will be whole."""

@@ -34,6 +34,8 @@ Json = dict[str, Any]
 
 
 class Hermes:
+    tags: tuple[str, ...] = (OPEN, CLOSE)
+
     def parser(self, *, eager: bool) -> HermesParser:
         return HermesParser(eager)
 

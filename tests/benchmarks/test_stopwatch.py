@@ -13,7 +13,7 @@ from scheduler.messages import GenerationRequest, Grammar, GrammarKind, Sampling
 from tests.model.tiny import save_tiny
 from tests.recovery.harness import Watched, make_engine
 from tests.server.real import save_chat_model
-from tests.server.tiny_tokenizers import byte_level
+from tests.server.tiny_tokenizers import byte_level, vocabulary
 
 PROMPT = list(range(5, 25))
 
@@ -46,7 +46,7 @@ def test_a_guided_request_has_masks(tmp_path: Path) -> None:
     save_chat_model(tmp_path)
     with watch() as stopwatch:
         engine = make_engine(tmp_path)
-        engine.command(SetVocabulary(byte_level().backend_tokenizer.to_str()))
+        engine.command(SetVocabulary(vocabulary(byte_level())))
         params = SamplingParams(max_tokens=4, seed=0)
         engine.add(GenerationRequest("r", (5, 6), params, grammar=Grammar(GrammarKind.REGEX, "[a-z]{9}")))
         while engine.has_work:

@@ -18,9 +18,10 @@ from scheduler.commands import CommandRefused, PrepareGrammar, SetVocabulary
 from scheduler.engine import Engine
 from scheduler.guided import GrammarFault, Guides
 from scheduler.messages import FinishReason, GenerationRequest, Grammar, GrammarKind, RequestOutput, SamplingParams
+from scheduler.vocabulary import Vocabulary
 from tests.recovery.harness import make_engine
 from tests.server.real import save_chat_model
-from tests.server.tiny_tokenizers import byte_level, sentencepiece
+from tests.server.tiny_tokenizers import byte_level, sentencepiece, vocabulary
 
 PROMPT = tuple(range(40, 60))
 CODE = Grammar(GrammarKind.REGEX, r"[a-c]{3}-[0-9]{2,4}")
@@ -52,7 +53,7 @@ def small(model: Path) -> Iterator[Engine]:
 
 
 def started(engine: Engine) -> Iterator[Engine]:
-    engine.command(SetVocabulary(byte_level().backend_tokenizer.to_str()))
+    engine.command(SetVocabulary(vocabulary(byte_level())))
     yield engine
     engine.guides.close()
 
@@ -244,27 +245,27 @@ def test_without_a_vocabulary_there_are_no_guided_requests(model: Path) -> None:
     with pytest.raises(CommandRefused, match="vocabulary"):
         engine.command(PrepareGrammar(CODE))
     assert run(engine, request("r", CODE))["r"][-1].finish_reason is FinishReason.ERROR
-    engine.command(SetVocabulary(byte_level().backend_tokenizer.to_str()))
+    engine.command(SetVocabulary(vocabulary(byte_level())))
     engine.command(PrepareGrammar(CODE))
     engine.guides.close()
 
 
 def test_a_vocabulary_nobody_can_read_is_refused(engine: Engine) -> None:
     with pytest.raises(CommandRefused, match="tokenizer"):
-        engine.command(SetVocabulary('{"model": "no such thing"}'))
+        engine.command(SetVocabulary(Vocabulary((b"a",), frozenset(), '{"model": "no such thing"}')))
 
 
 def test_a_model_without_end_of_sequence_is_not_held_to_a_grammar() -> None:
     guides = Guides(400, ())
     with pytest.raises(GrammarFault, match="end-of-sequence"):
-        guides.set_vocabulary(byte_level().backend_tokenizer.to_str()).result()
+        guides.set_vocabulary(vocabulary(byte_level())).result()
     guides.close()
 
 
 def test_a_vocabulary_with_byte_fallback_spells_what_it_has_no_token_for() -> None:
     tokenizer = sentencepiece()
     guides = Guides(len(tokenizer) + 5, (tokenizer.eos_token_id,))
-    guides.set_vocabulary(tokenizer.backend_tokenizer.to_str()).result()
+    guides.set_vocabulary(vocabulary(tokenizer)).result()
     guide = guides.open(WORD)
     spelt: list[int] = []
     wanted = "中文".encode()

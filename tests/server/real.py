@@ -25,9 +25,9 @@ from tests.server.tiny_tokenizers import byte_level
 TEMPLATE = "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}<assistant>"
 
 
-def save_chat_model(path: Path, seed: int = 0, max_model_len: int = 512) -> PreTrainedModel:
-    """A tiny Llama 3 over a byte-level tokenizer, in a directory of its own."""
-    tokenizer = byte_level()
+def save_chat_model(path: Path, seed: int = 0, max_model_len: int = 512, *, tokenizer: Any = None) -> PreTrainedModel:
+    """A tiny Llama 3 over a byte-level tokenizer, or another, in a directory of its own."""
+    tokenizer = tokenizer or byte_level()
     torch.manual_seed(seed)
     model: Any = build_tiny("llama3", seed)
     model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
@@ -71,8 +71,10 @@ def serve_real(
     *,
     num_blocks: int = 256,
     block_size: int = 16,
+    tokenizer: Tokenizer | None = None,
 ) -> Iterator[RealServer]:
-    """A server in float32; it and all its threads have ended when the block is left."""
+    """A server in float32, by the model's tokenizer or another; it and all its threads have ended when the block is
+    left."""
     config = EngineConfig(
         str(model),
         dtype="float32",
@@ -86,6 +88,6 @@ def serve_real(
     bridge = AsyncEngine(lambda deliver: EngineThread(config, deliver, progress=False))
     info = bridge.start()
     loaded: tuple[AdapterInfo, ...] = bridge.call(ListAdapters(), tuple)
-    tokenizer = Tokenizer.load(info.model_path)
+    tokenizer = tokenizer or Tokenizer.load(info.model_path)
     with listening(bridge, info, tokenizer, settings or ServerSettings("tiny"), loaded) as (url, _):
         yield RealServer(url)

@@ -189,6 +189,9 @@ class JsonTokenizer(ByteTokenizer):
     def to_json(self) -> str:
         return "{}"
 
+    def tokens(self) -> tuple[bytes, ...]:
+        return tuple(map(self.token_bytes, range(EOS + 1)))
+
 
 @pytest.mark.parametrize("fields", [{}, {"tool_choice": "auto"}, {"tools": STRICT}, {"parallel_tool_calls": False}])
 def test_a_call_the_model_makes_of_its_own_accord(dictated: openai.OpenAI, fields: dict[str, Any]) -> None:

@@ -8,6 +8,11 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import LlamaTokenizer, PreTrainedTokenizerFast
 
+from scheduler.vocabulary import Vocabulary
+from server.structured.tags import WrittenTags
+from server.tokenizer import Tokenizer as ServerTokenizer
+from server.tools.hermes import Hermes
+
 TEXT = [
     "the quick brown fox jumps over the lazy dog, and the capital of France is Paris.",
     "Hello world! Hello there, how are you? I am fine, thank you.",
@@ -44,3 +49,9 @@ def sentencepiece() -> Any:
     ranked = sorted((t for t in vocab if len(t) > 1 and not t.startswith("<")), key=lambda t: vocab[t])
     merges = [(t[:cut], t[cut:]) for t in ranked for cut in range(1, len(t)) if t[:cut] in vocab and t[cut:] in vocab]
     return LlamaTokenizer(vocab=vocab, merges=merges, add_bos_token=True)
+
+
+def vocabulary(tokenizer: Any) -> Vocabulary:
+    """What a server tells its engine of this tokenizer."""
+    made = ServerTokenizer(tokenizer)
+    return WrittenTags.of(made, Hermes()).vocabulary(made)
