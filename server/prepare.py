@@ -67,8 +67,11 @@ async def call_grammar(server: ServerState, body: ChatBody, wish: CallWish) -> G
     BadRequest."""
     answer = grammar_of(body.response_format, None)
     for index in wish.enforced:
-        param = f"tools[{index}].function.parameters"
-        await server.grammars.prepare(*schema_grammar(body.tools[index].function.parameters, param))
+        param, schema = f"tools[{index}].function.parameters", body.tools[index].function.arguments
+        await server.grammars.prepare(*schema_grammar(schema, param))
+        if schema["type"] != "object":
+            message = f"Invalid {param!r}: the arguments of a function are an object, not of type {schema['type']!r}."
+            raise BadRequest(message, param=param, code="invalid_value")
     if answer is not None:
         await server.grammars.prepare(*answer)
     text = wish.grammar(server.tool_format, None if answer is None else answer[0].text)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-import orjson
 from pydantic import AfterValidator, Discriminator, Field, Tag
 
 from server.strict import StrictModel, conflict
@@ -21,8 +21,23 @@ class Function(StrictModel):
 
     name: str = Field(pattern=NAME)
     description: str | None = None
-    parameters: Json = Field(default_factory=lambda: {"type": "object", "properties": {}})
+    parameters: Json = Field(default_factory=dict)
     strict: bool = False
+
+    @property
+    def takes_nothing(self) -> bool:
+        """Whether it has no parameters: none are given, or a list of none."""
+        given = self.parameters
+        says_more = given.keys() - {"type", "properties", "required", "title", "description", "$schema"}
+        return not given or (given.get("properties") == {} and not given.get("required") and not says_more)
+
+    @property
+    def arguments(self) -> Json:
+        """The schema of the arguments, where they are held to one: those of a call are an object in any case."""
+        if self.takes_nothing:
+            return {"type": "object", "properties": {}, "additionalProperties": False}
+        kinds = self.parameters.get("type", "object")
+        return self.parameters | {"type": "object" if isinstance(kinds, list) and "object" in kinds else kinds}
 
 
 class Tool(StrictModel):
@@ -34,7 +49,8 @@ class Tool(StrictModel):
         function: Json = {"name": self.function.name}
         if self.function.description is not None:
             function["description"] = self.function.description
-        return {"type": "function", "function": function | {"parameters": self.function.parameters}}
+        parameters = self.function.parameters or {"type": "object", "properties": {}}
+        return {"type": "function", "function": function | {"parameters": parameters}}
 
 
 class FunctionName(StrictModel):
@@ -59,18 +75,28 @@ ToolChoice = Annotated[
 ]
 
 
-def check_object(value: str) -> str:
-    """Templates want the object itself. An empty text is what some clients keep of a call without arguments."""
+def arguments_in(text: str) -> Json:
+    """The object that the arguments of an earlier call spell, which is what templates want. A call that was cut off has
+    none, as in vLLM, and neither has an empty text, which some clients keep. Raises ValueError."""
     try:
-        is_object = isinstance(orjson.loads(value or "{}"), dict)
-    except orjson.JSONDecodeError:
-        is_object = False
-    if not is_object:
+        found = json.loads(text or "{}", strict=False)  # models write line breaks within strings as they are
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
+    except ValueError:
+        found = {} if text.lstrip().startswith("{") else None
+    if not isinstance(found, dict):
         raise ValueError("the text of a JSON object is wanted")
-    return value or "{}"
+    # An escape may spell half a surrogate pair, which no tokenizer takes.
+    spelled: Json = json.loads(json.dumps(found, ensure_ascii=False).encode(errors="replace"))
+    return spelled
 
 
-Arguments = Annotated[str, AfterValidator(check_object)]
+def check_arguments(text: str) -> str:
+    arguments_in(text)
+    return text
+
+
+Arguments = Annotated[str, AfterValidator(check_arguments)]
 
 
 class FunctionCall(StrictModel):
@@ -86,7 +112,7 @@ class ToolCall(StrictModel):
     function: FunctionCall
 
     def for_template(self) -> Json:
-        arguments = orjson.loads(self.function.arguments)
+        arguments = arguments_in(self.function.arguments)
         return {
             "id": self.id,
             "type": "function",

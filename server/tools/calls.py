@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import string
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -11,6 +12,8 @@ from typing import Any, Protocol
 from server.tools.body import Tool
 
 Json = dict[str, Any]
+
+ID_CHARACTERS = string.ascii_letters + string.digits
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +105,8 @@ class ToolReading:
 
 
 def new_call_id() -> str:
-    return f"call_{secrets.token_hex(12)}"
+    """Nine letters and digits: Mistral's templates take no other, and all others take any."""
+    return "".join(secrets.choice(ID_CHARACTERS) for _ in range(9))
 
 
 def collect(calls: list[Call], pieces: Sequence[CallPiece]) -> None:

@@ -118,7 +118,7 @@ def bodies(tools: Sequence[Tool], enforce_all: bool) -> str:
     rules = []
     for index, tool in enumerate(tools):
         is_held = enforce_all or tool.function.strict
-        schema = schema_text(tool.function.parameters if is_held else {"type": "object"}, "tools")
+        schema = schema_text(tool.function.arguments if is_held else {"type": "object"}, "tools")
         head = f'\n{{"name": {json.dumps(tool.function.name)}, "arguments": '
         rules.append(f"body_{index}: {quoted(head)} {json_rule(schema)}\n")
     return "".join(rules)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -144,7 +145,7 @@ def test_a_call() -> None:
         said, call = ask(server, tools=[WEATHER])["output"]
         assert said["type"] == "message" and said["content"][0]["text"].strip() == "Let me see."
         assert call["type"] == "function_call" and call["name"] == "weather" and call["status"] == "completed"
-        assert json.loads(call["arguments"]) == {"town": "Oslo"} and call["call_id"].startswith("call_")
+        assert json.loads(call["arguments"]) == {"town": "Oslo"} and re.fullmatch("[a-zA-Z0-9]{9}", call["call_id"])
 
 
 def test_a_call_as_events() -> None:
@@ -158,6 +159,13 @@ def test_a_call_as_events() -> None:
     assert done["type"] == "response.function_call_arguments.done"
     assert "".join(each["delta"] for each in deltas) == done["arguments"] == item["item"]["arguments"]
     assert whole["response"]["output"] == [item["item"]] and done["item_id"] == item["item"]["id"]
+
+
+def test_a_call_that_was_cut_off_is_taken_back() -> None:
+    with serve(script=say(CALL), info=small(4096)) as server:
+        for size in range(CALL.index("Oslo") - 12, CALL.index("Oslo") + 6):
+            output = ask(server, tools=[WEATHER], max_output_tokens=size)["output"]
+            ask(server, tools=[WEATHER], input=[{"role": "user", "content": "hi"}, *output], max_output_tokens=1)
 
 
 def test_calls_and_what_they_gave_go_into_the_conversation() -> None:

@@ -4,6 +4,7 @@ what is said."""
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -57,7 +58,7 @@ def check_calls(message: ChatCompletionMessage) -> list[str]:
     """The names of the functions called, each with arguments that fit its schema."""
     assert message.content is None and message.tool_calls
     for call in message.tool_calls:
-        assert call.type == "function" and call.id.startswith("call_")
+        assert call.type == "function" and re.fullmatch("[a-zA-Z0-9]{9}", call.id)
         jsonschema.validate(json.loads(call.function.arguments), SCHEMAS[call.function.name])
     return [call.function.name for call in message.tool_calls]
 
@@ -121,6 +122,33 @@ def test_an_answer_of_a_schema_or_a_call(client: openai.OpenAI) -> None:
         assert (message.tool_calls is not None) == is_call
         if message.content is not None:
             jsonschema.validate(json.loads(message.content), schema)
+
+
+NOTHING = ({}, {"parameters": {}}, {"parameters": {"type": "object", "properties": {}}}, {"parameters": None})
+
+
+@pytest.mark.parametrize("said", NOTHING, ids=str)
+def test_a_function_without_parameters_is_given_none(client: openai.OpenAI, said: dict[str, Any]) -> None:
+    tools = [{"type": "function", "function": {"name": "now", **said}}]
+    fields = {"parallel_tool_calls": False, "max_completion_tokens": 400}
+    choice = create(client, tools=tools, tool_choice="required", **fields).choices[0]
+    assert json.loads(choice.message.tool_calls[0].function.arguments) == {}
+
+
+@pytest.mark.parametrize(
+    "shape", [{"properties": {"city": {"const": "Oslo"}}}, {"anyOf": [{"const": 3}, {"const": {}}]}]
+)
+def test_arguments_are_an_object_where_the_schema_does_not_say_so(client: openai.OpenAI, shape: dict[str, Any]) -> None:
+    tools = [{"type": "function", "function": {"name": "f", "parameters": shape | {"additionalProperties": False}}}]
+    choice = create(client, tools=tools, tool_choice="required", parallel_tool_calls=False).choices[0]
+    assert isinstance(json.loads(choice.message.tool_calls[0].function.arguments), dict)
+
+
+def test_arguments_that_can_be_no_object_are_refused_where_they_are_held_to_a_schema(client: openai.OpenAI) -> None:
+    tools = [*TOOLS, {"type": "function", "function": {"name": "f", "parameters": {"type": "array"}}}]
+    with pytest.raises(openai.BadRequestError, match="object") as error:
+        create(client, tools=tools, tool_choice="required")
+    assert error.value.param == "tools[2].function.parameters"
 
 
 @pytest.mark.parametrize(
@@ -219,6 +247,42 @@ def test_a_call_that_is_cut_off_says_so(dictated: openai.OpenAI) -> None:
         "length",
         choice.message.tool_calls[0].function.arguments,
     )
+
+
+def test_a_call_that_is_cut_off_anywhere_is_taken_back(dictated: openai.OpenAI) -> None:
+    for size in range(SAID.index("{"), len(SAID.encode())):
+        message = create(dictated, model="toy", max_completion_tokens=size).choices[0].message
+        answers = [{"role": "tool", "tool_call_id": call.id, "content": "?"} for call in message.tool_calls or ()]
+        create(dictated, model="toy", messages=[*ASK, message, *answers, *ASK], max_completion_tokens=1)
+
+
+@pytest.mark.parametrize(
+    ("text", "read"),
+    [
+        ("", {}),
+        ("{", {}),
+        ('{"city": "Os', {}),
+        ('{"a": [1, {"b"', {}),
+        (' {"a": ]}', {}),
+        ('{"a": "one\ntwo"}', {"a": "one\ntwo"}),
+        ('{"a": "\\ud83d"}', {"a": "?"}),
+        ('{"a": 1e400}', {"a": float("inf")}),
+        (CALL[1], {"city": "Ålesund", "days": 2}),
+    ],
+)
+def test_arguments_of_an_earlier_call(text: str, read: dict[str, Any]) -> None:
+    call = {"id": "abcdefghi", "type": "function", "function": {"name": "f", "arguments": text}}
+    body = ChatBody.model_validate({"messages": [{"role": "assistant", "content": "", "tool_calls": [call]}]})
+    (made,) = body.messages[0].for_template()["tool_calls"]
+    assert made["function"]["arguments"] == read
+
+
+@pytest.mark.parametrize("text", ["[", "[]", "3", "null", "city", '{"a":' * 3000 + "1" + "}" * 3000])
+def test_arguments_that_are_none_are_refused(dictated: openai.OpenAI, text: str) -> None:
+    call = {"id": "abcdefghi", "type": "function", "function": {"name": "f", "arguments": text}}
+    with pytest.raises(openai.BadRequestError) as error:
+        create(dictated, model="toy", messages=[{"role": "assistant", "content": "", "tool_calls": [call]}, *ASK])
+    assert error.value.param == "messages[0].tool_calls[0].function.arguments"
 
 
 def test_logprobs_of_all_tokens_come_in_a_stream_too(dictated: openai.OpenAI) -> None:

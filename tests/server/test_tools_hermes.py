@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from hypothesis import given, settings
@@ -31,7 +32,9 @@ def read(pieces: list[str], *, eager: bool) -> Read:
     for found in [*map(parser.push, pieces), parser.finish()]:
         content += found.content
         collect(calls, found.calls)
-    assert len({call.id for call in calls}) == len(calls) and all(call.id.startswith("call_") for call in calls)
+    assert len({call.id for call in calls}) == len(calls) and all(
+        re.fullmatch("[a-zA-Z0-9]{9}", call.id) for call in calls
+    )
     return content, [(call.name, call.arguments) for call in calls]
 
 
