@@ -227,6 +227,12 @@ def main() -> None:
     type=click.Path(exists=True, dir_okay=False, readable=True),
     help="A file with a chat template (Jinja, run in a sandbox). [default: the model's own]",
 )
+@option(
+    "--keep-alive",
+    default=75.0,
+    type=Number(0.1, 86400.0),
+    help="Seconds that a connection stays open between two requests.",
+)
 @option("--served-model-name", help="What clients call the model. [default: the model's own name]")
 @option(
     "--generation-config",
@@ -260,6 +266,7 @@ def serve(
     reveal_cached_tokens: str,
     lora: tuple[tuple[str, str], ...],
     chat_template: str | None,
+    keep_alive: float,
     **engine_options: Any,
 ) -> None:
     """Serve MODEL over HTTP: a .gguf file, a local Hugging Face directory, or a hub id.
@@ -280,6 +287,7 @@ def serve(
         reveal_cached_tokens=reveal_cached_tokens == "on",
         chat_template=chat_template,
         log_level=log_level,
+        keep_alive=keep_alive,
     )
     try:
         run(engine_thread(config), options)
@@ -290,4 +298,6 @@ def serve(
 main.add_command(plan)
 
 if __name__ == "__main__":
-    main()
+    from server.start import main as start
+
+    start()

@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 import uvicorn
 
@@ -23,6 +23,9 @@ from scheduler.commands import AdapterInfo, ListAdapters
 from scheduler.config import EngineConfig
 from scheduler.messages import EngineInfo, StepOutput
 from server.async_engine import AsyncEngine, EngineFactory, EngineLike
+from server.http_protocol import http_config
+from server.last_resort import LastResort
+from server.start import SIGNALS, leave
 from server.tools import DEFAULT_FORMAT
 from server.version import VERSION
 
@@ -31,8 +34,9 @@ if TYPE_CHECKING:  # what takes seconds to import is imported beside the loading
     from server.tokenizer import Tokenizer
 
 GRACE = 5  # seconds that clients get, at the end, to read what was already said
+PATIENCE = 4 * GRACE  # seconds after a first signal in which the process ends, whatever hangs
+IMPATIENCE = 0.8  # seconds, likewise, after a second one
 TURN = 0.0002  # seconds
-BACKLOG = 2048  # connections that wait to be accepted
 
 log = logging.getLogger("pagekv")
 
@@ -63,6 +67,7 @@ class ServeOptions:
     reveal_cached_tokens: bool = False
     chat_template: str | None = None  # path of a file; None: the model's own
     log_level: str = "info"
+    keep_alive: float = 75.0  # seconds that a connection stays open between requests
 
 
 def run(make_engine: EngineFactory, options: ServeOptions) -> None:
@@ -82,7 +87,7 @@ def run(make_engine: EngineFactory, options: ServeOptions) -> None:
             )
             adapters = list_adapters(engine, settings.model_name)
             tokenizer = loading.result()
-            listen(listener, engine, info, tokenizer, settings, adapters, options.log_level)
+            listen(listener, engine, info, tokenizer, settings, adapters, options)
         finally:
             engine.stop_now()
 
@@ -121,18 +126,13 @@ def bind(host: str, port: int) -> socket.socket:
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """While the model loads, SIGTERM ends the process as Ctrl-C does, with no traceback."""
-    previous = signal.signal(signal.SIGTERM, leave)
+    """While the model loads, a signal ends the process at once: nothing of value is under way."""
+    before = {number: signal.signal(number, leave) for number in SIGNALS}
     try:
         yield
-    except KeyboardInterrupt:
-        leave(signal.SIGINT, None)
     finally:
-        signal.signal(signal.SIGTERM, previous)
-
-
-def leave(signum: int, _: FrameType | None) -> NoReturn:
-    raise SystemExit(128 + signum)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def start_engine(make_engine: EngineFactory, found: Callable[[str], None]) -> tuple[AsyncEngine, EngineInfo]:
@@ -215,20 +215,16 @@ def listen(
     tokenizer: Tokenizer,
     settings: ServerSettings,
     adapters: Sequence[AdapterInfo],
-    log_level: str,
+    options: ServeOptions,
 ) -> None:
     from server.app import create_app
 
     app = create_app(engine, info, tokenizer, settings, adapters)
-    config = uvicorn.Config(
+    config = http_config(
         app,
+        keep_alive=options.keep_alive,
         loop="uvloop",
-        http="httptools",
-        ws="none",
-        log_config=None,
-        access_log=log_level == "debug",
-        backlog=BACKLOG,
-        server_header=False,
+        access_log=options.log_level == "debug",
         timeout_graceful_shutdown=2 * GRACE,  # only a handler that does not heed its client's leaving lasts so long
     )
     server = Server(config, engine, greeting(listener, info, settings))
@@ -258,6 +254,7 @@ class Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, engine: AsyncEngine, greeting: str) -> None:
         super().__init__(config)
         self._engine = engine
+        self._last_resort = LastResort()
         self._greeting = greeting
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -277,16 +274,18 @@ class Server(uvicorn.Server):
             connection.transport.abort()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """At the first signal end in order; at another one wait for no client any more."""
+        """At the first signal end in order; at another one wait for no client any more. Either has its limit."""
         if self.should_exit:
+            self._last_resort.arm(IMPATIENCE)
             asyncio.get_running_loop().call_soon_threadsafe(self.cut_off)
         else:
+            self._last_resort.arm(PATIENCE)
             super().handle_exit(sig, frame)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """As uvicorn's, but a signal that was obeyed is not raised again: an asked-for end is exit code 0."""
-        before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
+        before = {number: signal.signal(number, self.handle_exit) for number in SIGNALS}
         try:
             yield
         finally:

@@ -18,6 +18,7 @@ from scheduler.commands import AdapterInfo
 from scheduler.messages import EngineInfo
 from server.app import create_app
 from server.async_engine import AsyncEngine
+from server.http_protocol import http_config
 from server.state import ServerSettings
 from server.tokenizer import ChatTemplateError
 from tests.server.fake_engine import EOS, INFO, FakeEngine
@@ -105,7 +106,7 @@ def listening(
     """The address of a server around an engine that has started, and which ends with it."""
     app = create_app(bridge, info, tokenizer, settings, adapters)
     listener = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(app, log_config=None, ws="none", timeout_graceful_shutdown=5)
+    config = http_config(app, timeout_graceful_shutdown=5)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])), name="http")
     thread.start()

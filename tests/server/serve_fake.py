@@ -1,13 +1,15 @@
-"""`python -m tests.server.serve_fake PORT [slow|broken]`: the server as the command runs it, around a fake engine."""
+"""`python -m tests.server.serve_fake PORT [slow|broken|hung]`: the server as the command runs it, with a fake engine."""
 
 from __future__ import annotations
 
+import ctypes
 import sys
 import time
 from collections.abc import Callable
 
 from scheduler.messages import EngineInfo
 from server.serve import ServeError, ServeOptions, run
+from server.start import end_process, leave_at_signals
 from server.tokenizer import Tokenizer
 from tests.server.fake_engine import FakeEngine
 from tests.server.harness import ByteTokenizer
@@ -25,14 +27,36 @@ class BrokenEngine(FakeEngine):
         raise ValueError("the weights\nare upside down")
 
 
+def hang() -> None:
+    """In a call that nothing can interrupt; the interpreter's lock is free meanwhile."""
+    print("hanging", file=sys.stderr, flush=True)
+    libc = ctypes.CDLL(None)
+    while True:
+        libc.sleep(1000)
+
+
+class HungEngine(FakeEngine):
+    def stop(self) -> None:
+        hang()
+
+
+class HungTokenizer(ByteTokenizer):
+    def encode_with_offsets(self, text: str, max_tokens: int | None = None) -> tuple[list[int], list[int]]:
+        if text == "hang":
+            hang()
+        return super().encode_with_offsets(text, max_tokens)
+
+
 def main() -> None:
-    kinds = {"slow": SlowEngine, "broken": BrokenEngine}
+    kinds = {"slow": SlowEngine, "broken": BrokenEngine, "hung": HungEngine}
     kind = kinds.get(sys.argv[2], FakeEngine) if len(sys.argv) > 2 else FakeEngine
-    Tokenizer.load = classmethod(lambda cls, *_: ByteTokenizer())  # type: ignore[assignment,method-assign,return-value]
+    Tokenizer.load = classmethod(lambda cls, *_: HungTokenizer())  # type: ignore[assignment,method-assign,return-value]
+    leave_at_signals()
     try:
         run(lambda deliver: kind(deliver, lambda _: [65], interval=0.01), ServeOptions(port=int(sys.argv[1])))
     except ServeError as error:
         sys.exit(f"Error: {error}")
+    end_process(0)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from click.testing import CliRunner, Result
 import server.serve
 from scheduler.config import EngineConfig, Recovery
 from server.cli import main
-from server.serve import GRACE, ServeError, ServeOptions, load_tokenizer, read_template
+from server.serve import GRACE, PATIENCE, ServeError, ServeOptions, load_tokenizer, read_template
 from server.version import VERSION
 from tests.server.tiny_tokenizers import byte_level
 
@@ -60,6 +60,7 @@ def test_every_option(started: Started) -> None:
     given += " --num-blocks 10 --max-model-len 99 --max-num-seqs 3 --max-num-batched-tokens 77 --recovery truncate"
     given += " --partial-reuse off --served-model-name me --threads 2 --log-level error"
     given += ' --generation-config none --override-generation-config {"top_k":5}'
+    given += " --keep-alive 5"
     given += " --pin-share 0.5 --scrub-rate 0 --reveal-cached-tokens on --lora x=/a/b --lora y=c=d"
     given += f" --chat-template {__file__} --tool-call-parser hermes"
     assert invoke(*given.split()).exit_code == 0
@@ -90,6 +91,7 @@ def test_every_option(started: Started) -> None:
         reveal_cached_tokens=True,
         chat_template=__file__,
         log_level="error",
+        keep_alive=5.0,
     )
 
 
@@ -279,6 +281,56 @@ def test_an_engine_that_does_not_start_is_one_line() -> None:
         _, errors = child.communicate(timeout=60)
     assert child.returncode == 1
     assert errors == "Error: the weights are upside down\n"
+
+
+def test_a_second_signal_ends_a_server_whose_engine_hangs() -> None:
+    with process("0", "hung") as child:
+        line_of(child, "serves toy on")
+        child.send_signal(signal.SIGTERM)
+        line_of(child, "hanging")
+        began = time.monotonic()
+        child.send_signal(signal.SIGTERM)
+        _, errors = child.communicate(timeout=60)
+    assert child.returncode == 1 and time.monotonic() - began < PATIENCE / 2
+    assert "did not end within 0.8 seconds; ending it by force. Threads: " in errors
+
+
+@pytest.mark.slow  # as long as PATIENCE
+def test_a_first_signal_ends_it_within_its_limit() -> None:
+    with process("0", "hung") as child:
+        line_of(child, "serves toy on")
+        child.send_signal(signal.SIGTERM)
+        line_of(child, "hanging")
+        assert child.wait(3 * PATIENCE) == 1
+
+
+def test_a_tokenizer_that_hangs_does_not_hold_up_the_end() -> None:
+    """Its client is cut off after the grace that clients get, and nobody waits for its thread."""
+    with process("0") as child:
+        url = httpx.URL(line_of(child, r"serves toy on (http://\S+)")[1])
+        with socket.create_connection((url.host, url.port or 80)) as client:
+            body = b'{"prompt": "hang"}'
+            client.sendall(POST % (len(body), body))
+            line_of(child, "hanging")
+            child.send_signal(signal.SIGTERM)
+            assert child.wait(3 * PATIENCE) == 0
+
+
+# From the first import to the last tensor; a few are tried at each run, and many in the slow ones.
+FEW, MANY = [0.1, 0.4, 1.0, 2.0], [0.1 + 0.15 * number for number in range(20)]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("delay", [*FEW, *(pytest.param(delay, marks=pytest.mark.slow) for delay in MANY)])
+def test_a_signal_at_any_moment_of_the_start(number: signal.Signals, delay: float) -> None:
+    command = [sys.executable, "-m", "server.start", "serve", "--port", "0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as child:
+        time.sleep(delay)
+        child.send_signal(number)
+        _, errors = child.communicate(timeout=60)
+    has_served = "serves" in errors  # on a fast machine: then it ended in order
+    assert child.returncode == (0 if has_served else 128 + number)
+    assert "terminate called" not in errors and "Traceback" not in errors
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
