@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from server.detokenizer import Detokenizer
+from server.text.encoding import Encoded
 from server.tokenizer import Tokenizer
 
 
@@ -17,10 +18,11 @@ class Echo:
     token_ids: tuple[int, ...]
     offsets: tuple[int, ...]
 
-    def keep_last(self, keep: int) -> Echo:
-        """The last `keep` tokens and the text from the first of them on."""
-        start = self.offsets[-keep]
-        return Echo(self.text[start:], self.token_ids[-keep:], tuple(offset - start for offset in self.offsets[-keep:]))
+
+def echo_of_text(text: str, encoded: Encoded) -> Echo:
+    """A prompt of text from where its first token begins that was kept."""
+    start = encoded.offsets[0] if len(encoded.ids) < encoded.total else 0
+    return Echo(text[start:], tuple(encoded.ids), tuple(offset - start for offset in encoded.offsets))
 
 
 def echo_of_ids(token_ids: Sequence[int], tokenizer: Tokenizer) -> Echo:

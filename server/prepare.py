@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from scheduler.messages import CacheControl, GenerationRequest, Grammar, GrammarKind, PrefixPin, SamplingParams
 from server.errors import BadRequest
-from server.prompt import Prompt, room_for_output
+from server.prompt import Chat, Prompt, room_for_output
 from server.protocol import MAX_CHOICES, ChatBody, CompletionBody, GenerationBody
 from server.sampling import sampling_params
 from server.state import ServerState
@@ -78,12 +78,15 @@ async def call_grammar(server: ServerState, body: ChatBody, wish: CallWish) -> G
     return None if text is None else await server.grammars.prepare(Grammar(GrammarKind.GRAMMAR, text), "tools")
 
 
-async def chat_prompt(server: ServerState, body: ChatBody, *, bounded: bool = True) -> Prompt:
-    """The prompt alone; unless `bounded`, also one that is hopelessly long. Raises ApiError."""
-    return await server.encoder.chat(
+async def chat_prompt(server: ServerState, body: ChatBody) -> Prompt:
+    """The prompt alone. Raises ApiError."""
+    return await server.encoder.chat(chat_of(body), keep=kept_tokens(server, body))
+
+
+def chat_of(body: ChatBody) -> Chat:
+    """What of the body is the chat template's."""
+    return Chat(
         body.messages,
-        keep=kept_tokens(server, body),
-        bounded=bounded,
         variables=body.chat_template_kwargs,
         continues=body.continue_final_message,
         add_generation_prompt=body.generation_prompt,

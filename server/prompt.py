@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any, TypeVar
+import contextlib
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from scheduler.messages import EngineInfo
-from server.echo import Echo, echo_of_ids
-from server.errors import BadRequest, ContextTooLong
+from server.echo import Echo, echo_of_ids, echo_of_text
+from server.errors import ApiError, BadRequest, ContextTooLong, EngineFailure, Unavailable
 from server.protocol import MAX_PROMPTS, Message
+from server.text.chat_template import Rendered
+from server.text.encoding import Encoded, EncodeJob
+from server.text.limits import Limits
+from server.text.process import JobRefused, ProcessFailed, Stopped, TextProcessError
+from server.text.service import TEMPLATE_LIMITS, TemplateBroken, TextService, limits_for, reason
+from server.token_ids import first_bad
 from server.tokenizer import TextTooLong, Tokenizer, TokenizerError
 from server.tools.body import Tool
 from server.tools.calls import ToolFormat
 
-TOKENIZER_THREADS = 2
+MAX_BAD_WORD_CHARS = 2**14  # of all of them; each is encoded twice
 
-Result = TypeVar("Result")
+log = logging.getLogger("pagekv")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,24 +35,32 @@ class Prompt:
     token_ids: tuple[int, ...]
     echo: Echo | None = None
 
-    def keep_last(self, keep: int | None) -> Prompt:
-        """Only the last `keep` tokens of it; None keeps all."""
-        if keep is None or len(self.token_ids) <= keep:
-            return self
-        return Prompt(self.token_ids[-keep:], None if self.echo is None else self.echo.keep_last(keep))
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """What a chat template spells. `continues` leaves the last message open; `variables` are the template's."""
+
+    messages: Sequence[Message]
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    continues: bool = False
+    add_generation_prompt: bool = True
+    tools: Sequence[Tool] = ()
 
 
 class PromptEncoder:
-    """Turns text into ids on a small pool of threads, so that a long prompt does not hold up the event loop."""
+    """Turns text into ids, and conversations into text, beside the event loop (server/text)."""
 
     def __init__(self, tokenizer: Tokenizer, info: EngineInfo, tool_format: ToolFormat) -> None:
         self._tokenizer = tokenizer
         self._info = info
         self._tool_format = tool_format
-        self._pool = ThreadPoolExecutor(TOKENIZER_THREADS, thread_name_prefix="tokenizer")
+        self._texts = TextService(tokenizer)
+
+    async def warm_up(self) -> None:
+        await self._texts.warm_up()
 
     def close(self) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._texts.close()
 
     async def prompts(self, value: Any, *, echo: bool = False, keep: int | None = None) -> list[Prompt]:
         """Each prompt of a body's field, none empty, all ids within the vocabulary; of each its last `keep` tokens.
@@ -62,94 +77,144 @@ class PromptEncoder:
             raise BadRequest(message, param="prompt", code="too_many_prompts")
         return await self._encode(*named[0], False, None)
 
-    async def chat(
-        self,
-        messages: Sequence[Message],
-        *,
-        keep: int | None = None,
-        bounded: bool = True,
-        variables: Mapping[str, Any] | None = None,
-        continues: bool = False,
-        add_generation_prompt: bool = True,
-        tools: Sequence[Tool] = (),
-        **template: Any,
-    ) -> Prompt:
-        """The conversation as the model's chat template spells it, or the last `keep` tokens of that. If `bounded`, a
-        text that cannot fit is not encoded. `continues` leaves the last message open; `variables` and `template` are
-        the template's. One that knows no tools gets them, and their calls, written out.
-
-        Raises BadRequest.
-        """
-        conversation = [message.for_template() for message in messages]
-        if not self._tokenizer.takes_tools:
-            conversation = self._tool_format.as_text(conversation, tools)
-        elif tools:
-            template["tools"] = [tool.for_template() for tool in tools]
-        if continues:
-            refuse_nothing_to_continue(conversation)
-            template["continue_final_message"] = True
-        template |= {"add_generation_prompt": add_generation_prompt, **(variables or {})}
-        limit = self._info.max_model_len if bounded and not keep else None
-        try:
-            ids = await self._in_pool(lambda: self._tokenizer.apply_chat_template(conversation, limit, **template))
-        except TextTooLong as error:
-            raise ContextTooLong(error.least, None, self._info.max_model_len, param="messages", least=True) from error
-        except TokenizerError as error:  # a template may refuse roles or their order, in words of its own
-            raise BadRequest(str(error), param="messages", code="invalid_messages") from error
-        if not ids:
+    async def chat(self, chat: Chat, *, keep: int | None = None) -> Prompt:
+        """The conversation as the model's chat template spells it, or the last `keep` tokens of that. Raises
+        BadRequest."""
+        encoded = await self._bounded(replace(as_job(await self.render(chat)), keep=keep), "messages")
+        if not encoded.ids:
             raise BadRequest("The messages give an empty prompt.", param="messages", code="empty_prompt")
-        return Prompt(tuple(ids)).keep_last(keep)
+        return Prompt(tuple(encoded.ids))
 
-    async def text(self, text: str, add_special_tokens: bool) -> list[int]:
-        """Its token ids; none for an empty one. Raises BadRequest."""
+    async def count(self, chat: Chat) -> int:
+        """How many tokens it has, whether or not they fit. Raises BadRequest."""
+        return (await self._encoded(replace(as_job(await self.render(chat)), limit=0), "messages")).total
+
+    async def chat_json(self, chat: Chat, *, with_names: bool) -> bytes:
+        """As `tokens_json`. Raises BadRequest."""
+        return await self._as_json(as_job(await self.render(chat)), "messages", with_names)
+
+    async def tokens_json(self, text: str, *, add_special_tokens: bool, with_names: bool) -> bytes:
+        """The members `count`, `tokens` and `token_strs` of an answer, for a text that may have more tokens than the
+        model has room for. Raises BadRequest."""
+        return await self._as_json(EncodeJob(text, add_special_tokens), "prompt", with_names)
+
+    async def render(self, chat: Chat) -> Rendered:
+        """Its text; a template that knows no tools gets them, and their calls, written out. Raises ApiError."""
+        variables = {"add_generation_prompt": chat.add_generation_prompt, **chat.variables}
+        if chat.continues:
+            refuse_nothing_to_continue(chat.messages[-1])
+            variables["continue_final_message"] = True
+        if self._tokenizer.takes_tools and chat.tools:
+            variables["tools"] = [tool.for_template() for tool in chat.tools]
         try:
-            return await self._in_pool(lambda: self._tokenizer.encode(text, add_special_tokens))
-        except TokenizerError as error:
-            raise BadRequest(f"Invalid 'prompt': {error}", param="prompt", code="invalid_value") from error
+            return await self._texts.render(lambda: self._conversation(chat), variables)
+        except TemplateBroken as error:
+            raise BadRequest(str(error), param="messages", code="invalid_messages") from error
+        except TextProcessError as error:
+            # a template may refuse roles or their order, in words of its own
+            words = "The model's chat template cannot spell these messages"
+            raise no_result(error, TEMPLATE_LIMITS, "messages", words) from error
 
     async def decode(self, token_ids: Sequence[int], param: str) -> str:
         """Their text, special tokens included. Raises BadRequest for an id outside the vocabulary."""
         check_ids(token_ids, self._info.vocab_size, param)
-        return await self._in_pool(lambda: self._tokenizer.decode(token_ids, skip_special_tokens=False))
+        return await self._texts.in_pool(lambda: self._tokenizer.decode(token_ids, skip_special_tokens=False))
 
     async def bad_words(self, words: Sequence[str]) -> list[tuple[int, ...]]:
         """The token sequences that spell these words. Raises BadRequest."""
         if not words:
             return []
+        if sum(map(len, words)) > MAX_BAD_WORD_CHARS:
+            message = f"Invalid 'bad_words': they have more than {MAX_BAD_WORD_CHARS} characters together."
+            raise BadRequest(message, param="bad_words", code="invalid_value")
         try:
-            return await self._in_pool(lambda: spell_bad_words(words, self._tokenizer))
+            return await self._texts.in_pool(lambda: spell_bad_words(words, self._tokenizer))
         except TokenizerError as error:
             raise BadRequest(f"Invalid 'bad_words': {error}", param="bad_words", code="invalid_value") from error
+
+    def _conversation(self, chat: Chat) -> list[dict[str, Any]]:
+        conversation = [message.for_template() for message in chat.messages]
+        return conversation if self._tokenizer.takes_tools else self._tool_format.as_text(conversation, chat.tools)
 
     async def _encode(self, prompt: str | list[int], param: str, echo: bool, keep: int | None) -> Prompt:
         if not prompt:
             raise BadRequest(f"Invalid {param!r}: the prompt is empty.", param=param, code="empty_prompt")
         if isinstance(prompt, list):
-            check_ids(prompt, self._info.vocab_size, param)
-            kept = prompt[-keep:] if keep else prompt
-            repeated = await self._in_pool(lambda: echo_of_ids(kept, self._tokenizer)) if echo else None
-            return Prompt(tuple(kept), repeated)
-        limit = None if keep else self._info.max_model_len
-        try:
-            ids, offsets = await self._in_pool(lambda: self._tokenizer.encode_with_offsets(prompt, max_tokens=limit))
-        except TextTooLong as error:
-            raise ContextTooLong(error.least, None, self._info.max_model_len, param=param, least=True) from error
-        except TokenizerError as error:
-            raise BadRequest(f"Invalid {param!r}: {error}", param=param, code="invalid_value") from error
-        if not ids:
+            return await self._ids(prompt, param, echo, keep)
+        encoded = await self._bounded(EncodeJob(prompt, keep=keep, with_offsets=echo), param)
+        if not encoded.ids:
             raise BadRequest(f"Invalid {param!r}: the prompt has no tokens.", param=param, code="empty_prompt")
-        made = Prompt(tuple(ids), Echo(prompt, tuple(ids), tuple(offsets)) if echo else None)
-        return made.keep_last(keep)
+        return Prompt(tuple(encoded.ids), echo_of_text(prompt, encoded) if echo else None)
 
-    async def _in_pool(self, work: Callable[[], Result]) -> Result:
-        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+    async def _ids(self, ids: list[int], param: str, echo: bool, keep: int | None) -> Prompt:
+        kept = ids[-keep:] if keep else ids
+        self._refuse_more(len(kept), param)  # ahead of looking at each of them
+        await asyncio.sleep(0)  # others may be answered between one prompt and the next
+        check_ids(kept, self._info.vocab_size, param)
+        if not echo:
+            return Prompt(tuple(kept))
+        return Prompt(tuple(kept), await self._texts.in_pool(lambda: echo_of_ids(kept, self._tokenizer)))
+
+    async def _bounded(self, job: EncodeJob, param: str) -> Encoded:
+        """Tokens that fit the model; a text that cannot fit is not encoded. Raises ApiError."""
+        limit = self._info.max_model_len
+        if job.keep is None:
+            text = job.text if job.mark is None else job.text.replace(job.mark, "")
+            try:
+                self._tokenizer.refuse_long(text, limit)
+            except TextTooLong as error:
+                raise ContextTooLong(error.least, None, limit, param=param, least=True) from error
+        encoded = await self._encoded(replace(job, limit=limit), param)
+        self._refuse_more(encoded.total if job.keep is None else min(encoded.total, job.keep), param)
+        return encoded
+
+    def _refuse_more(self, count: int, param: str) -> None:
+        if count > self._info.max_model_len:
+            raise ContextTooLong(count, None, self._info.max_model_len, param=param)
+
+    async def _encoded(self, job: EncodeJob, param: str) -> Encoded:
+        with named_faults(param, job.text):
+            return await self._texts.encode(job)
+
+    async def _as_json(self, job: EncodeJob, param: str, with_names: bool) -> bytes:
+        with named_faults(param, job.text):
+            return await self._texts.tokens_json(job, with_names=with_names)
 
 
-def refuse_nothing_to_continue(conversation: Sequence[Mapping[str, Any]]) -> None:
-    content = conversation[-1].get("content")
-    if not (isinstance(content, str) and content.strip()):
-        message = "Invalid 'continue_final_message': the last message has no text to continue."
-        raise BadRequest(message, param="continue_final_message", code="invalid_value")
+@contextlib.contextmanager
+def named_faults(param: str, text: str) -> Iterator[None]:
+    """Why a text could not be encoded, as an error that names `param`."""
+    try:
+        yield
+    except TokenizerError as error:
+        raise BadRequest(f"Invalid {param!r}: {error}", param=param, code="invalid_value") from error
+    except TextProcessError as error:
+        raise no_result(error, limits_for(text), param, f"Invalid {param!r}: the text cannot be tokenized") from error
+
+
+def no_result(error: TextProcessError, limits: Limits, param: str, words: str) -> ApiError:
+    """The answer to a client whose text a process gave no result for."""
+    if isinstance(error, JobRefused):
+        return BadRequest(str(error), param=param, code="invalid_messages" if param == "messages" else "invalid_value")
+    if isinstance(error, Stopped):
+        return Unavailable("The server is shutting down.")
+    if isinstance(error, ProcessFailed):
+        log.error("%s", error)
+        return EngineFailure("The server failed to work on the text of this request.")
+    return BadRequest(f"{words}: {reason(error, limits)}.", param=param, code="text_too_costly")
+
+
+def as_job(rendered: Rendered) -> EncodeJob:
+    """A chat template writes all special tokens there are."""
+    return EncodeJob(rendered.text, add_special_tokens=False, mark=rendered.mark)
+
+
+def refuse_nothing_to_continue(message: Message) -> None:
+    content = message.for_template()["content"]
+    texts = [content] if isinstance(content, str) else [part["text"] for part in content]
+    if not any(text.strip() for text in texts):
+        told = "Invalid 'continue_final_message': the last message has no text to continue."
+        raise BadRequest(told, param="continue_final_message", code="invalid_value")
 
 
 def spell_bad_words(words: Sequence[str], tokenizer: Tokenizer) -> list[tuple[int, ...]]:
@@ -192,14 +257,14 @@ def split_prompts(value: Any) -> list[tuple[str | list[int], str]]:
 
 def check_ids(ids: Sequence[Any], vocab_size: int, param: str) -> None:
     """Every id is an integer in [0, vocab_size); the first that is not is named with its index."""
-    for index, token_id in enumerate(ids):
-        if type(token_id) is not int:
-            path = f"{param}[{index}]"
-            raise BadRequest(f"Invalid {path!r}: a token id is an integer.", param=path, code="invalid_value")
-        if not 0 <= token_id < vocab_size:
-            path = f"{param}[{index}]"
-            message = f"Invalid {path!r}: token id {token_id} is outside the vocabulary of {vocab_size} tokens."
-            raise BadRequest(message, param=path, code="invalid_token_id")
+    index = first_bad(ids, vocab_size)
+    if index is None:
+        return
+    path = f"{param}[{index}]"
+    if type(ids[index]) is not int:
+        raise BadRequest(f"Invalid {path!r}: a token id is an integer.", param=path, code="invalid_value")
+    message = f"Invalid {path!r}: token id {ids[index]} is outside the vocabulary of {vocab_size} tokens."
+    raise BadRequest(message, param=path, code="invalid_token_id")
 
 
 def room_for_output(prompt_tokens: int, wanted: int | None, default: int | None, info: EngineInfo, param: str) -> int:

@@ -14,6 +14,7 @@ from server.strict import StrictModel as StrictModel
 from server.strict import conflict as conflict
 from server.strict import lacking, misplaced
 from server.structured.body import ResponseFormat, StructuredOutputs
+from server.token_ids import TokenIds
 from server.tools.body import MAX_TOOLS, Tool, ToolCall, ToolChoice, check_tools
 
 MAX_STOPS = 16
@@ -78,7 +79,7 @@ class GenerationBody(StrictModel):
     logit_bias: dict[str, Annotated[float, Field(ge=-100.0, le=100.0)]] = Field(
         default_factory=dict, max_length=MAX_BIASES
     )
-    allowed_token_ids: list[Annotated[int, Field(ge=0)]] | None = Field(None, min_length=1, fail_fast=True)
+    allowed_token_ids: TokenIds | None = Field(None, min_length=1)
     bad_words: list[Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]] = Field(
         default_factory=list, max_length=MAX_BAD_WORDS
     )
@@ -200,17 +201,19 @@ class Message(StrictModel):
     """`tool` answers a call of the assistant's earlier on, whose message may have calls and no content."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | None = None
+    content: str | tuple[TextPart, ...] | None = None
     tool_calls: list[ToolCall] = Field(default_factory=list, max_length=MAX_TOOLS)
     tool_call_id: str | None = None
 
-    @field_validator("content", mode="before")
+    @field_validator("content", mode="wrap")
     @classmethod
-    def join_parts(cls, value: Any) -> Any:
-        """A list of text parts is their texts, one a line, as chat templates of text models expect one string."""
-        if not isinstance(value, list):
+    def text_or_parts(cls, value: Any, check: Any) -> Any:
+        """Written out so that an error names the part at fault, not a branch of a union."""
+        if isinstance(value, list):
+            return tuple(TEXT_PARTS.validate_python(value, strict=True))
+        if value is None or isinstance(value, str):
             return value
-        return "\n".join(part.text for part in TEXT_PARTS.validate_python(value, strict=True))
+        raise ValueError("a string or a list of text parts is wanted")
 
     @model_validator(mode="after")
     def check_role(self) -> Self:
@@ -226,9 +229,11 @@ class Message(StrictModel):
 
     def for_template(self) -> dict[str, Any]:
         """`developer` is OpenAI's newer word for `system`, which is the one templates know; they join strings, and so
-        get one where there is no content."""
+        get one where there is no content. Parts stay parts, for templates that take them (server/text)."""
         made: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role}
         made["content"] = self.content or ""
+        if not isinstance(made["content"], str):
+            made["content"] = [{"type": part.type, "text": part.text} for part in made["content"]]
         if self.tool_calls:
             made["tool_calls"] = [call.for_template() for call in self.tool_calls]
         if self.tool_call_id is not None:

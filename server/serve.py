@@ -30,6 +30,7 @@ from server.tools import DEFAULT_FORMAT
 from server.version import VERSION
 
 if TYPE_CHECKING:  # what takes seconds to import is imported beside the loading of the model
+    from server.prompt import PromptEncoder
     from server.state import ServerSettings
     from server.tokenizer import Tokenizer
 
@@ -93,10 +94,17 @@ def run(make_engine: EngineFactory, options: ServeOptions) -> None:
 
 
 def read_template(path: str) -> str:
+    """The operator's template, which must compile. Raises ServeError."""
+    from server.text.service import TemplateBroken, check_template
+
     try:
-        return Path(path).read_text(encoding="utf-8")
+        text = Path(path).read_text(encoding="utf-8")
+        check_template(text)
+        return text
     except (OSError, UnicodeDecodeError) as error:
         raise ServeError(f"cannot read the chat template {path}: {one_line(error)}") from None
+    except TemplateBroken as error:
+        raise ServeError(f"{path}: {one_line(error)}") from None
 
 
 def set_up_logging(level: str) -> None:
@@ -227,7 +235,7 @@ def listen(
         access_log=options.log_level == "debug",
         timeout_graceful_shutdown=2 * GRACE,  # only a handler that does not heed its client's leaving lasts so long
     )
-    server = Server(config, engine, greeting(listener, info, settings))
+    server = Server(config, engine, app.state.server.encoder, greeting(listener, info, settings))
     try:
         server.run(sockets=[listener])
     except OSError as error:
@@ -251,18 +259,21 @@ def one_line(error: Exception) -> str:
 class Server(uvicorn.Server):
     """Says where it listens; at the end, stops the engine first, so that running streams end rather than run on."""
 
-    def __init__(self, config: uvicorn.Config, engine: AsyncEngine, greeting: str) -> None:
+    def __init__(self, config: uvicorn.Config, engine: AsyncEngine, encoder: PromptEncoder, greeting: str) -> None:
         super().__init__(config)
         self._engine = engine
         self._last_resort = LastResort()
+        self._encoder = encoder
         self._greeting = greeting
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         log.info(self._greeting)
+        self._warming = asyncio.ensure_future(self._encoder.warm_up())
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         log.info("shutting down")
+        self._encoder.close()  # whoever waits for a text is told so
         await self._engine.stop()
         grace_ends = asyncio.get_running_loop().call_later(GRACE, self.cut_off)
         await super().shutdown(sockets)

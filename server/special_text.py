@@ -18,29 +18,23 @@ import json
 import re
 import secrets
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 MARKS = range(0xF0000, 0xF1000)  # of a plane for private use
 ALIAS_EDGE = chr(0xF1000)
 
 
-class SpecialText:
-    """The special tokens of one tokenizer, by id, and the copy of its `backend` that knows them by alias."""
+class SpecialMarks:
+    """Finds and marks what spells one of these texts of special tokens."""
 
-    def __init__(self, backend: Any, contents: Mapping[int, str]) -> None:
-        self._backend = backend
-        nonce = secrets.token_hex(8)
-        self._aliases = {text: f"{ALIAS_EDGE}{nonce}-{id}{ALIAS_EDGE}" for id, text in contents.items() if text}
-        self._ids = {self._aliases[text]: id for id, text in contents.items() if text}
-        longest_first = sorted(self._aliases, key=len, reverse=True)
-        self._any = "|".join(map(re.escape, longest_first)) or "(?!)"  # which never matches
-        self._pattern = re.compile(self._any)
-        self._anywhere = re.compile(f"(?={self._any})")  # also those that overlap
-        self._lock = threading.Lock()
-        self._copy: Any = None
+    def __init__(self, texts: Iterable[str]) -> None:
+        longest_first = sorted(filter(None, texts), key=len, reverse=True)
+        self.any = "|".join(map(re.escape, longest_first)) or "(?!)"  # which never matches
+        self._pattern = re.compile(self.any)
+        self._anywhere = re.compile(f"(?={self.any})")  # also those that overlap
 
-    def occurs_in(self, *values: Any) -> bool:
+    def occur_in(self, *values: Any) -> bool:
         """Whether a string anywhere within these values spells a special token."""
         return any(self._pattern.search(text) for text in strings_in(values))
 
@@ -53,6 +47,19 @@ class SpecialText:
         if isinstance(value, list | tuple):
             return [self.mark(item, mark) for item in value]
         return value
+
+
+class SpecialText:
+    """The special tokens of one tokenizer, by id, and the copy of its `backend` that knows them by alias."""
+
+    def __init__(self, backend: Any, contents: Mapping[int, str]) -> None:
+        self._backend = backend
+        nonce = secrets.token_hex(8)
+        self._aliases = {text: f"{ALIAS_EDGE}{nonce}-{id}{ALIAS_EDGE}" for id, text in contents.items() if text}
+        self._ids = {self._aliases[text]: id for id, text in contents.items() if text}
+        self._any = SpecialMarks(self._aliases).any
+        self._lock = threading.Lock()
+        self._copy: Any = None
 
     def encode(self, rendered: str, mark: str) -> list[int]:
         """Token ids of a marked text, without what a tokenizer adds. Raises TypeError where it is no valid Unicode."""

@@ -20,6 +20,6 @@ def lacking(member: str) -> PydanticCustomError:
     return PydanticCustomError("missing", "it is required here", {"member": member})
 
 
-def misplaced(member: str, message: str) -> PydanticCustomError:
-    """A member of the object under validation that does not go with the others."""
+def misplaced(member: str | int, message: str) -> PydanticCustomError:
+    """A member of the object, or item of the list, under validation that does not go with the others."""
     return PydanticCustomError("misplaced", "{message}", {"member": member, "message": message})

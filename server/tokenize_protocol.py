@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
 from server.protocol import MAX_MESSAGES, Message
 from server.strict import StrictModel
+from server.token_ids import TokenIds
 from server.tools.body import MAX_TOOLS, Tool
-
-MAX_TOKENS = 2**20
 
 
 class TokenizeBody(StrictModel):
@@ -40,4 +39,4 @@ OWN_FIELDS = {"add_special_tokens", "return_token_strs"}  # those that a chat co
 
 class DetokenizeBody(StrictModel):
     model: str | None = None
-    tokens: list[Annotated[int, Field(ge=0)]] = Field(max_length=MAX_TOKENS, fail_fast=True)
+    tokens: TokenIds

@@ -18,7 +18,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jinja2 import TemplateError, TemplateSyntaxError
 from tokenizers import normalizers, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
@@ -28,7 +27,8 @@ from transformers.integrations.gguf.gguf_tokenizer_mapping import (
     get_gguf_tokenizer,
 )
 
-from server.special_text import SpecialText, unused_mark
+from server.text.chat_template import NO_TEMPLATE, ChatTemplate, Forms, Rendered, TemplateFault, TemplateSource
+from server.text.encoding import NOT_UNICODE, Encoded, EncodeJob, TextEncoder
 from server.text_bound import text_bound
 
 _log = logging.getLogger(__name__)
@@ -44,11 +44,6 @@ _SPLIT_SINGLE_DIGITS = {"codeshell", "exaone", "minerva-7b", "refact", "smollm",
 # begin a text with BOS if nothing is said of it (llama.cpp does as well).
 _COMPOSING = {"qwen2", "qwen35"}
 _WHOLE_WORDS = {"llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "tekken"}
-
-
-NOT_UNICODE = "The text is not valid Unicode (it holds half a surrogate pair)."
-# What a template raises by itself, or does when it is given what it does not expect.
-TEMPLATE_FAULTS = (TemplateError, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
 
 class TokenizerError(Exception):
@@ -95,7 +90,8 @@ class Tokenizer:
         self.special_token_ids = frozenset(tokenizer.all_special_ids) | {id for id in added if added[id].special}
         self._added_text = {id: token.content for id, token in added.items()}
         texts = {id: text for id in self.special_token_ids if (text := backend.id_to_token(id)) is not None}
-        self._special_text = SpecialText(backend, texts)
+        self._special_texts = texts
+        self.encoder = TextEncoder(backend, self.bos_token_id, texts)
         self._bound = text_bound(backend, added)
         self._decoders = _decoder_types(backend.decoder)
         self._bytes: dict[int, bytes] = {}
@@ -108,7 +104,7 @@ class Tokenizer:
         model's own.
 
         Raises:
-            TokenizerError: there is no usable tokenizer, or the template is no template.
+            TokenizerError: there is no usable tokenizer.
         """
         path = Path(model_path)
         try:
@@ -118,9 +114,7 @@ class Tokenizer:
                 tokenizer = AutoTokenizer.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
             if chat_template is not None:
                 tokenizer.chat_template = chat_template
-            made = cls(tokenizer)
-            made._check_template()
-            return made
+            return cls(tokenizer)
         except TokenizerError:
             raise
         except Exception as error:  # damaged files surface as many types, none of them documented
@@ -130,79 +124,57 @@ class Tokenizer:
         """As the tokenizers library writes it."""
         return str(self._backend.to_str())
 
+    @property
+    def template_source(self) -> TemplateSource | None:
+        """What renders chats in another process (server/text); None for a model without a template."""
+        return TemplateSource.of(self._tokenizer, list(self._special_texts.values()))
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`; with special tokens as the model's tokenizer adds them, but one BOS at most."""
-        return self._encode(text, add_special_tokens)[0]
+        return self.encode_job(EncodeJob(text, add_special_tokens)).ids
 
-    def encode_with_offsets(self, text: str, max_tokens: int | None = None) -> tuple[list[int], list[int]]:
-        """Token ids of `text` as `encode` gives them, and where in it (characters) each of them begins.
+    def encode_job(self, job: EncodeJob) -> Encoded:
+        """In this process, so for short texts. Raises TokenizerError."""
+        try:
+            return self.encoder.encode(job)
+        except (TypeError, UnicodeError) as error:
+            raise TokenizerError(NOT_UNICODE) from error
 
-        Raises TextTooLong for a text so long that it must have more than `max_tokens`; a shorter one may have as well.
-        """
-        self._refuse_long(text, max_tokens)
-        return self._encode(text, True)
-
-    def _refuse_long(self, text: str, max_tokens: int | None) -> None:
+    def refuse_long(self, text: str, max_tokens: int | None) -> None:
+        """Raises TextTooLong for a text so long that it must have more than `max_tokens`; a shorter one may as well."""
         if max_tokens is None or self._bound is None or len(text) <= max_tokens:
             return
         least = self._bound.least_tokens(text)
         if least > max_tokens:
             raise TextTooLong(least)
 
-    def _encode(self, text: str, add_special_tokens: bool) -> tuple[list[int], list[int]]:
-        try:  # as a batch of one: `encode` keeps the interpreter's lock, and a text of megabytes takes many seconds
-            (encoding,) = self._backend.encode_batch([text], add_special_tokens=add_special_tokens)
-        except (TypeError, UnicodeError) as error:
-            raise TokenizerError(NOT_UNICODE) from error
-        ids, offsets = encoding.ids, [start for start, _ in encoding.offsets]
-        written_twice = add_special_tokens and self.bos_token_id is not None and ids[:2] == [self.bos_token_id] * 2
-        return (ids[1:], offsets[1:]) if written_twice else (ids, offsets)
-
     def render_chat(self, messages: Sequence[Mapping[str, Any]], /, **kwargs: Any) -> str:
-        """The prompt's text by the model's chat template. `kwargs` are the template's variables, and `tools`.
+        """The prompt's text by the model's chat template. `kwargs` are the template's variables, and `tools`. In this
+        process, so for templates that are known to end.
 
         Raises:
             NoChatTemplate: the model has none.
             ChatTemplateError: the template does not accept the messages.
         """
-        if not self.has_chat_template:
-            raise NoChatTemplate("This model has no chat template; use /v1/completions.")
-        kwargs.setdefault("add_generation_prompt", True)
-        conversation = [dict(message) for message in messages]
-        try:
-            return str(self._tokenizer.apply_chat_template(conversation, tokenize=False, **kwargs))
-        except TEMPLATE_FAULTS as error:
-            raise ChatTemplateError(f"The model's chat template does not accept these messages: {error}") from error
+        rendered = self._render(messages, kwargs)
+        return rendered.text if rendered.mark is None else rendered.text.replace(rendered.mark, "")
 
-    def apply_chat_template(
-        self, messages: Sequence[Mapping[str, Any]], max_tokens: int | None = None, /, **kwargs: Any
-    ) -> list[int]:
+    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], /, **kwargs: Any) -> list[int]:
         """Token ids of `render_chat`. The template writes its own BOS, so none is added, and what spells a special
-        token in `messages` or `kwargs` is no special token. Raises what `render_chat` does, and TextTooLong as
-        `encode_with_offsets`."""
-        rendered = self.render_chat(messages, **kwargs)
-        self._refuse_long(rendered, max_tokens)
-        if not self._special_text.occurs_in(messages, kwargs):
-            return self.encode(rendered, add_special_tokens=False)
-        mark = unused_mark(messages, kwargs, rendered)
-        marked = self.render_chat(self._special_text.mark(messages, mark), **self._special_text.mark(kwargs, mark))
-        if marked.replace(mark, "") != rendered:
-            raise ChatTemplateError("The model's chat template cannot take the text of a special token as it is.")
-        try:
-            return self._special_text.encode(marked, mark)
-        except (TypeError, UnicodeError) as error:
-            raise TokenizerError(NOT_UNICODE) from error
+        token in `messages` or `kwargs` is no special token. Raises what `render_chat` does."""
+        rendered = self._render(messages, kwargs)
+        return self.encode_job(EncodeJob(rendered.text, add_special_tokens=False, mark=rendered.mark)).ids
 
-    def _check_template(self) -> None:
-        """A template with a fault in its syntax is found at the start; what it thinks of messages is its own affair."""
-        if not self.has_chat_template:
-            return
+    def _render(self, messages: Sequence[Mapping[str, Any]], variables: dict[str, Any]) -> Rendered:
+        source = self.template_source
+        if source is None:
+            raise NoChatTemplate(NO_TEMPLATE)
         try:
-            self.render_chat([{"role": "user", "content": ""}])
-        except ChatTemplateError as error:
-            if isinstance(error.__cause__, TemplateSyntaxError):
-                fault = f"line {error.__cause__.lineno}: {error.__cause__.message}"
-                raise TokenizerError(f"The chat template is no template: {fault}") from error
+            return ChatTemplate(source).render(
+                [dict(message) for message in messages], {"add_generation_prompt": True, **variables}, Forms()
+            )
+        except TemplateFault as error:
+            raise ChatTemplateError(str(error)) from error
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of whole ids; bytes that are no UTF-8 become U+FFFD, each as few bytes as can be told apart.

@@ -8,10 +8,12 @@ from starlette.responses import Response
 
 from scheduler.commands import CacheEffect, CacheTarget, ChangeCache, Operation, PlanPrompt
 from scheduler.messages import CacheReport
-from server.body import read_body, read_object, validate
+from server.body import beside_loop, read_body, read_object, validate
+from server.connection import until_disconnect
 from server.errors import BadRequest, json_response
 from server.operator_protocol import CacheTargetBody
 from server.prepare import engine_request, prepare_chat, prepare_completion
+from server.prompt import Chat
 from server.protocol import ChatBody, CompletionBody
 from server.reports import report_json
 from server.state import ServerState, state_of
@@ -34,7 +36,7 @@ async def invalidate(request: Request) -> Response:
 async def change(request: Request, operation: Operation) -> Response:
     server = state_of(request)
     body = await read_body(request, CacheTargetBody, server.settings)
-    target = await target_of(server, body)
+    target = await until_disconnect(request.receive, target_of(server, body))
     effect = await server.engine.command(ChangeCache(operation, target), CacheEffect)
     return json_response({"blocks": effect.blocks, "bytes": effect.bytes, "by_tier": effect.by_tier})
 
@@ -49,7 +51,7 @@ async def target_of(server: ServerState, body: CacheTargetBody) -> CacheTarget:
         )
     adapter = server.models.adapter(body.model)
     if body.messages is not None:
-        prompt = await server.encoder.chat(body.messages)
+        prompt = await server.encoder.chat(Chat(body.messages))
     else:
         prompt = await server.encoder.one_prompt(body.prompt)
     return CacheTarget(
@@ -67,11 +69,11 @@ async def plan(request: Request) -> Response:
     data = await read_object(request, server.settings)
     body: CompletionBody | ChatBody
     if data.get("messages") is not None:
-        body = validate(data, ChatBody)
-        prepared = await prepare_chat(server, body)
+        body = await beside_loop(request, lambda: validate(data, ChatBody))
+        prepared = await until_disconnect(request.receive, prepare_chat(server, body))
     else:
-        body = validate(data, CompletionBody)
-        prepared, *others = await prepare_completion(server, body)
+        body = await beside_loop(request, lambda: validate(data, CompletionBody))
+        prepared, *others = await until_disconnect(request.receive, prepare_completion(server, body))
         if others:
             message = f"Invalid 'prompt': a plan is of one prompt, not {len(others) + 1}."
             raise BadRequest(message, param="prompt", code="too_many_prompts")

@@ -8,6 +8,7 @@ from starlette.responses import Response
 
 from server.answers import ChatFormat, Extras
 from server.body import read_body
+from server.connection import until_disconnect
 from server.prepare import prepare_chat
 from server.protocol import ChatBody
 from server.respond import respond
@@ -20,6 +21,6 @@ router = APIRouter()
 async def create_chat_completion(request: Request) -> Response:
     server = state_of(request)
     body = await read_body(request, ChatBody, server.settings)
-    prepared = await prepare_chat(server, body)
+    prepared = await until_disconnect(request.receive, prepare_chat(server, body))
     answer = ChatFormat(body.model or server.models.base, server.tokenizer, Extras.of(body, [prepared]))
     return await respond(request, server, body, answer, [prepared], continues=body.continue_final_message)

@@ -8,6 +8,7 @@ from starlette.responses import Response
 
 from server.answers import CompletionFormat, Extras
 from server.body import read_body
+from server.connection import until_disconnect
 from server.prepare import prepare_completion
 from server.protocol import CompletionBody
 from server.respond import respond
@@ -20,6 +21,6 @@ router = APIRouter()
 async def create_completion(request: Request) -> Response:
     server = state_of(request)
     body = await read_body(request, CompletionBody, server.settings)
-    prepared = await prepare_completion(server, body)
+    prepared = await until_disconnect(request.receive, prepare_completion(server, body))
     answer = CompletionFormat(body.model or server.models.base, server.tokenizer, Extras.of(body, prepared))
     return await respond(request, server, body, answer, prepared, continues=True)

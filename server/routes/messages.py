@@ -8,13 +8,14 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.body import read_body, validate
+from server.body import beside_loop, read_body, validate
+from server.connection import until_disconnect
 from server.errors import json_response
 from server.messages.body import CountBody, MessagesBody
 from server.messages.breakpoints import find_pins
 from server.messages.conversation import RENAMINGS, Conversation, chat_fields, generation_fields
 from server.messages.format import MessagesFormat
-from server.prepare import chat_prompt, prepare_chat
+from server.prepare import chat_of, prepare_chat
 from server.protocol import ChatBody
 from server.renaming import named_as
 from server.respond import respond
@@ -27,11 +28,12 @@ router = APIRouter()
 async def create_message(request: Request) -> Response:
     server = state_of(request)
     body = await read_body(request, MessagesBody, server.settings)
-    conversation = Conversation(body)
+    conversation = await beside_loop(request, lambda: Conversation(body))
     with named_as(RENAMINGS):
-        chat = validate({**chat_fields(body, conversation.messages), **generation_fields(body)}, ChatBody)
-        prepared = await prepare_chat(server, chat)
-    pins = await find_pins(server, body, conversation.cuts, prepared.prompt)
+        fields = {**chat_fields(body, conversation.messages), **generation_fields(body)}
+        chat = await beside_loop(request, lambda: validate(fields, ChatBody))
+        prepared = await until_disconnect(request.receive, prepare_chat(server, chat))
+    pins = await until_disconnect(request.receive, find_pins(server, body, conversation.cuts, prepared.prompt))
     prepared = replace(prepared, prefix_pins=pins, echo_only=body.max_tokens == 0)
     answer = MessagesFormat(body.model, pins)
     return await respond(request, server, chat, answer, [prepared], continues=chat.continue_final_message, wire=answer)
@@ -44,6 +46,7 @@ async def count_tokens(request: Request) -> Response:
     body = await read_body(request, CountBody, server.settings)
     server.models.adapter(body.model)
     with named_as(RENAMINGS):
-        chat = validate(chat_fields(body, Conversation(body).messages), ChatBody)
-        prompt = await chat_prompt(server, chat, bounded=False)
-    return json_response({"input_tokens": len(prompt.token_ids)})
+        fields = await beside_loop(request, lambda: chat_fields(body, Conversation(body).messages))
+        chat = await beside_loop(request, lambda: validate(fields, ChatBody))
+        count = await until_disconnect(request.receive, server.encoder.count(chat_of(chat)))
+    return json_response({"input_tokens": count})

@@ -7,6 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from server.body import read_body
+from server.connection import until_disconnect
 from server.errors import json_response
 from server.prepare import prepare_chat, prepare_completion
 from server.protocol import ChatBody, CompletionBody
@@ -20,7 +21,7 @@ async def render_completion(request: Request) -> Response:
     """A list, with an object for each prompt of the body. What the completion would refuse is refused."""
     server = state_of(request)
     body = await read_body(request, CompletionBody, server.settings)
-    prepared = await prepare_completion(server, body)
+    prepared = await until_disconnect(request.receive, prepare_completion(server, body))
     model = body.model or server.models.base
     return json_response([{"model": model, "token_ids": each.prompt.token_ids} for each in prepared])
 
@@ -29,5 +30,5 @@ async def render_completion(request: Request) -> Response:
 async def render_chat_completion(request: Request) -> Response:
     server = state_of(request)
     body = await read_body(request, ChatBody, server.settings)
-    prepared = await prepare_chat(server, body)
+    prepared = await until_disconnect(request.receive, prepare_chat(server, body))
     return json_response({"model": body.model or server.models.base, "token_ids": prepared.prompt.token_ids})

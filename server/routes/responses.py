@@ -6,7 +6,8 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.body import read_body, validate
+from server.body import beside_loop, read_body, validate
+from server.connection import until_disconnect
 from server.prepare import prepare_chat
 from server.protocol import ChatBody
 from server.renaming import named_as
@@ -24,7 +25,7 @@ async def create_response(request: Request) -> Response:
     server = state_of(request)
     body = await read_body(request, ResponsesBody, server.settings)
     with named_as(RENAMINGS):
-        chat = validate(chat_fields(body), ChatBody)
-        prepared = await prepare_chat(server, chat)
+        chat = await beside_loop(request, lambda: validate(chat_fields(body), ChatBody))
+        prepared = await until_disconnect(request.receive, prepare_chat(server, chat))
     answer = ResponsesFormat(body.model or server.models.base, body, server.tokenizer, server.info.sampling)
     return await respond(request, server, chat, answer, [prepared], continues=False, wire=answer)

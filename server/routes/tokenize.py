@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.body import read_body, read_object, validate
+from server.body import beside_loop, read_body, read_object, validate
+from server.connection import until_disconnect
 from server.errors import json_response
-from server.prepare import chat_prompt
+from server.prepare import chat_of
 from server.protocol import ChatBody
 from server.state import ServerState, state_of
 from server.tokenize_protocol import OWN_FIELDS, DetokenizeBody, TokenizeBody, TokenizeChatBody
@@ -23,28 +22,24 @@ async def tokenize(request: Request) -> Response:
     """The ids of a text, as a completion would begin with them, or of a conversation, as a chat completion would."""
     server = state_of(request)
     data = await read_object(request, server.settings)
-    token_ids: Sequence[int]
     if data.get("messages") is not None:
-        conversation = validate(data, TokenizeChatBody)
+        conversation = await beside_loop(request, lambda: validate(data, TokenizeChatBody))
         server.models.adapter(conversation.model)
-        chat = validate({name: value for name, value in data.items() if name not in OWN_FIELDS}, ChatBody)
-        token_ids = (await chat_prompt(server, chat, bounded=False)).token_ids
-        return tokenized(server, token_ids, conversation.return_token_strs)
+        of_chat = {name: value for name, value in data.items() if name not in OWN_FIELDS}
+        chat = await beside_loop(request, lambda: validate(of_chat, ChatBody))
+        spelling = server.encoder.chat_json(chat_of(chat), with_names=conversation.return_token_strs)
+        return tokenized(server, await until_disconnect(request.receive, spelling))
     body = validate(data, TokenizeBody)
     server.models.adapter(body.model)
-    token_ids = await server.encoder.text(body.prompt, body.add_special_tokens)
-    return tokenized(server, token_ids, body.return_token_strs)
-
-
-def tokenized(server: ServerState, token_ids: Sequence[int], with_tokens: bool) -> Response:
-    return json_response(
-        {
-            "count": len(token_ids),
-            "max_model_len": server.info.max_model_len,
-            "tokens": token_ids,
-            "token_strs": [server.tokenizer.token_name(token_id) for token_id in token_ids] if with_tokens else None,
-        }
+    encoding = server.encoder.tokens_json(
+        body.prompt, add_special_tokens=body.add_special_tokens, with_names=body.return_token_strs
     )
+    return tokenized(server, await until_disconnect(request.receive, encoding))
+
+
+def tokenized(server: ServerState, members: bytes) -> Response:
+    """`members` are JSON already: a list of millions would take the event loop long to write."""
+    return Response(b'{"max_model_len":%d,%b}' % (server.info.max_model_len, members), media_type="application/json")
 
 
 @router.post("/detokenize")

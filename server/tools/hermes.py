@@ -21,6 +21,7 @@ from typing import Any
 import orjson
 
 from server.structured.body import schema_text
+from server.text.chat_template import joined
 from server.tools.body import Tool
 from server.tools.calls import CallPiece, Pieces, new_call_id, object_in
 from server.tools.json_end import JsonEnd
@@ -59,7 +60,7 @@ class Hermes:
         made: list[Json] = []
         for message in messages:
             if message["role"] == "tool":
-                add_answer(made, message["content"])
+                add_answer(made, joined(message["content"]))
             elif message.get("tool_calls"):
                 made.append({"role": message["role"], "content": with_calls(message)})
             else:
@@ -67,7 +68,7 @@ class Hermes:
         if tools:
             told = instructions(tools)
             if made and made[0]["role"] == "system":
-                made[0]["content"] = f"{made[0]['content']}\n\n{told}"
+                made[0]["content"] = f"{joined(made[0]['content'])}\n\n{told}"
             else:
                 made.insert(0, {"role": "system", "content": told})
         return made
@@ -88,7 +89,7 @@ def instructions(tools: Sequence[Tool]) -> str:
 
 
 def with_calls(message: Json) -> str:
-    parts = [message["content"]] if message.get("content") else []
+    parts = [joined(message["content"])] if message.get("content") else []
     for call in message["tool_calls"]:
         said = {"name": call["function"]["name"], "arguments": call["function"]["arguments"]}
         parts.append(f"{OPEN}\n{json.dumps(said, ensure_ascii=False)}\n{CLOSE}")

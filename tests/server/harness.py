@@ -6,7 +6,7 @@ import asyncio
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,8 +20,14 @@ from server.app import create_app
 from server.async_engine import AsyncEngine
 from server.http_protocol import http_config
 from server.state import ServerSettings
-from server.tokenizer import ChatTemplateError
+from server.text.chat_template import TemplateSource
+from server.text.encoding import Encoded, EncodeJob, wanted
 from tests.server.fake_engine import EOS, INFO, FakeEngine
+
+POLITE = (
+    "{% for message in messages %}{% if message.content == 'rude' %}{{ raise_exception('be polite') }}{% endif %}"
+    "<{{ message.role }}>{{ message.content }}{% endfor %}<assistant>"
+)
 
 
 class ByteTokenizer:
@@ -36,15 +42,23 @@ class ByteTokenizer:
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return list(text.encode())
 
-    def encode_with_offsets(self, text: str, max_tokens: int | None = None) -> tuple[list[int], list[int]]:
-        return self.encode(text), [index for index, char in enumerate(text) for _ in char.encode()]
+    def encode_job(self, job: EncodeJob) -> Encoded:
+        ids = self.encode(job.text)
+        return wanted(job, ids, [index for index, char in enumerate(job.text) for _ in char.encode()])
 
-    def apply_chat_template(
-        self, messages: Sequence[Mapping[str, Any]], max_tokens: int | None = None, /, **_: Any
-    ) -> list[int]:
-        if any(message["content"] == "rude" for message in messages):
-            raise ChatTemplateError("The model's chat template does not accept these messages: be polite")
-        return self.encode("".join(f"<{message['role']}>{message['content']}" for message in messages) + "<assistant>")
+    def refuse_long(self, text: str, max_tokens: int | None) -> None:
+        pass
+
+    @property
+    def template_source(self) -> TemplateSource:
+        return TemplateSource(POLITE, None, {}, ())
+
+    @property
+    def encoder(self) -> ByteTokenizer:
+        return self
+
+    def names(self, ids: Sequence[int]) -> list[str]:
+        return [self.token_name(token_id) for token_id in ids]
 
     def token_bytes(self, token_id: int) -> bytes:
         return bytes([token_id]) if token_id < 256 else b"<eos>" if token_id == EOS else b""

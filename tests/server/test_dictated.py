@@ -23,6 +23,7 @@ from scheduler.config import EngineConfig
 from scheduler.engine_thread import EngineThread
 from server.async_engine import AsyncEngine
 from server.state import ServerSettings
+from server.text.encoding import EncodeJob
 from server.tokenizer import Tokenizer
 from tests.server.harness import listening
 from tests.server.test_stop import cut_at_stop
@@ -105,7 +106,7 @@ class Dictation:
         index = token_id - EOS + len(self._pieces)
         return b"</s>" if token_id == EOS else self._pieces[index] if index >= 0 else b""
 
-    def encode_with_offsets(self, text: str, max_tokens: int | None = None) -> Any:
+    def encode_job(self, job: EncodeJob) -> Any:
         raise NotImplementedError
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from server.echo import echo_of_ids
+from server.text.encoding import EncodeJob
 from server.tokenizer import Tokenizer
 from tests.server.tiny_tokenizers import TEXT, byte_level, sentencepiece
 
@@ -15,7 +16,8 @@ from tests.server.tiny_tokenizers import TEXT, byte_level, sentencepiece
 @pytest.mark.parametrize("text", [*TEXT, " a", "a  b", "中文字"])
 def test_offsets_of_a_text(make: Any, text: str) -> None:
     tokenizer = Tokenizer(make())
-    ids, offsets = tokenizer.encode_with_offsets(text)
+    encoded = tokenizer.encode_job(EncodeJob(text, with_offsets=True))
+    ids, offsets = encoded.ids, encoded.offsets
     assert ids == tokenizer.encode(text) and len(offsets) == len(ids)
     assert offsets == sorted(offsets) and offsets[0] == 0 and offsets[-1] < len(text)
     for token_id, offset in zip(ids, offsets, strict=True):

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import pytest
 
 from server.errors import BadRequest, ContextTooLong
+from server.prepare import chat_of
 from server.prompt import PromptEncoder
 from server.protocol import ChatBody
 from server.tokenizer import Tokenizer
@@ -35,8 +36,10 @@ def tokenizer(make: Any = byte_level, template: str | None = CHATML) -> Tokenize
 def encoder(made: Tokenizer, max_model_len: int = 512) -> Iterator[PromptEncoder]:
     info = replace(INFO, vocab_size=made.vocab_size, max_model_len=max_model_len)
     encoder = PromptEncoder(made, info, FORMATS["hermes"])
-    yield encoder
-    encoder.close()
+    try:
+        yield encoder
+    finally:
+        encoder.close()
 
 
 def run(work: Coroutine[Any, Any, Result]) -> Result:
@@ -46,14 +49,7 @@ def run(work: Coroutine[Any, Any, Result]) -> Result:
 def chat(made: Tokenizer, **body: Any) -> tuple[int, ...]:
     parsed = ChatBody.model_validate({"messages": CHAT} | body)
     with encoder(made) as prompts:
-        return run(
-            prompts.chat(
-                parsed.messages,
-                variables=parsed.chat_template_kwargs,
-                continues=parsed.continue_final_message,
-                add_generation_prompt=parsed.generation_prompt,
-            )
-        ).token_ids
+        return run(prompts.chat(chat_of(parsed))).token_ids
 
 
 @pytest.mark.parametrize("template", [CHATML, TRIMMING])
@@ -128,7 +124,7 @@ def test_a_long_text_is_refused_by_its_length(make: Any) -> None:
     with encoder(made, max_model_len=64) as prompts:
         for work in (
             prompts.prompts("the " * 500_000),
-            prompts.chat(ChatBody.model_validate({"messages": [{"role": "user", "content": "a" * 10**6}]}).messages),
+            prompts.chat(chat_of(ChatBody.model_validate({"messages": [{"role": "user", "content": "a" * 10**6}]}))),
         ):
             with pytest.raises(ContextTooLong, match="is 64 tokens, but the request needs at least [0-9]+ tokens"):
                 run(work)

@@ -144,7 +144,7 @@ def test_numbers_are_finite(number: bytes) -> None:
     assert refusal(CompletionBody, b'{"prompt": "x", "temperature": ' + number + b"}").code == "invalid_json"
 
 
-@pytest.mark.parametrize("raw", [b"", b"{", b"[]", b"5", b'"x"', b"[" * 100_000, b"\xff\xfe", b'{"prompt": "\\ud800"}'])
+@pytest.mark.parametrize("raw", [b"", b"{", b"[]", b"5", b'"x"', b"[" * 30_000, b"\xff\xfe", b'{"prompt": "\\ud800"}'])
 def test_the_body_is_a_json_object(raw: bytes) -> None:
     assert refusal(CompletionBody, raw).code == "invalid_json"
 
@@ -248,10 +248,10 @@ def test_what_means_off_is_taken() -> None:
     parse_body(orjson.dumps({"messages": HELLO, **chat, **off}), ChatBody)
 
 
-def test_developer_is_system_and_parts_are_lines() -> None:
+def test_developer_is_system_and_parts_stay_parts() -> None:
     parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
     body = parse_body(orjson.dumps({"messages": [{"role": "developer", "content": parts}]}), ChatBody)
-    assert body.messages[0].for_template() == {"role": "system", "content": "one\ntwo"}
+    assert body.messages[0].for_template() == {"role": "system", "content": parts}
 
 
 def test_sampling_params() -> None:

@@ -173,7 +173,7 @@ def test_an_unforeseen_error_ends_its_connection_in_order(server: Running, monke
         raise RuntimeError("a secret")
 
     with httpx.Client(base_url=server.url) as client, monkeypatch.context() as patch:
-        patch.setattr(ByteTokenizer, "encode_with_offsets", fails)
+        patch.setattr(ByteTokenizer, "encode_job", fails)
         for _ in range(3):  # on one connection the second would meet a reset
             response = client.post("/v1/completions", json={"prompt": "x"})
             assert error_of(response, 500)["message"] == "The server failed to answer this request."
