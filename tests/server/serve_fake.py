@@ -1,4 +1,4 @@
-"""`python -m tests.server.serve_fake PORT [slow|broken|hung]`: the server as the command runs it, with a fake engine."""
+"""`python -m tests.server.serve_fake PORT [slow|broken|hung]`: the server as the command runs it, on a fake engine."""
 
 from __future__ import annotations
 
