@@ -20,6 +20,10 @@ class CommandRefused(Exception):
         self.param = param
 
 
+class EngineBusy(Exception):
+    """The command may be carried out later; now others keep the engine from it."""
+
+
 class Operation(StrEnum):
     DROP = "drop"  # the bytes are gone, identity stands, descendants stay valid
     INVALIDATE = "invalidate"  # no longer true: forgotten, with all descendants

@@ -40,10 +40,11 @@ from scheduler.commands import (
     UnloadAdapter,
 )
 from scheduler.config import EngineConfig, SchedulerConfig
-from scheduler.guided import Guide, Guides, PendingMasks
+from scheduler.guided import Guide, Guides
 from scheduler.identities import Identities, Root
 from scheduler.inputs import flatten, sample_rows, scored_tokens
 from scheduler.machine import free_memory, return_freed_memory, usable_cores
+from scheduler.masks import PendingMasks
 from scheduler.messages import (
     EngineInfo,
     EngineStats,
@@ -254,12 +255,13 @@ class Engine:
             [request.params.prompt_logprobs or 0 for request, _ in prompt_tokens],
         )
         guided = pending.collect()
+        self.guides.waited += pending.waited
         rows = sample_rows(batch.sampled, self.info.eos_token_ids, guided.masks)
         chosen = self._sampler.sample(logits[len(prompt_tokens) :], rows)
         ids = [request.request_id for request in batch.sampled]
         sampled = {id_: _as_sampled(choice) for id_, choice in zip(ids, chosen, strict=True)}
         sampled |= {id_: Sampled(error=fault, unmeetable=True) for id_, fault in guided.faults.items()}
-        sampled |= {id_: Sampled(error=late) for id_, late in guided.late.items()}
+        sampled |= {id_: Sampled(error=late, busy=True) for id_, late in guided.late.items()}
         return sampled, _by_request(prompt_tokens, scored)
 
     def _start_masks(self, batch: Batch) -> PendingMasks:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import os
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
@@ -35,3 +38,32 @@ def return_freed_memory() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
+
+
+class _Mallinfo2(ctypes.Structure):
+    """glibc's struct mallinfo2 (malloc.h)."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks")
+    ] + [("keepcost", ctypes.c_size_t)]
+
+
+def allocated_memory() -> int:
+    """Bytes that the C library has handed out to anybody in this process and not got back; 0 where it does not say
+    (glibc does)."""
+    ask = getattr(ctypes.CDLL(None), "mallinfo2", None)
+    if ask is None:
+        return 0
+    ask.restype = _Mallinfo2
+    found = ask()
+    return int(found.uordblks + found.hblkhd)
+
+
+def thread_clock() -> Callable[[], float]:
+    """A clock of the calling thread's processor time, in seconds, which any thread may read while that one lives. Where
+    the system has none (macOS), a clock on the wall."""
+    if not hasattr(time, "pthread_getcpuclockid"):
+        return time.perf_counter
+    clock = time.pthread_getcpuclockid(threading.get_ident())
+    return lambda: time.clock_gettime(clock)

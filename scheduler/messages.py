@@ -229,6 +229,7 @@ class RequestOutput:
     stop_token_id: int | None = None  # set when an explicit stop token (not EOS) ended it
     error: str | None = None
     unmeetable: bool = False  # with an error: what the request asks for cannot be met, and the engine is well
+    busy: bool = False  # with an error: this machine had no time for the request, which may be repeated later
     times: RequestTimes | None = None  # in the terminal output
     num_generated: int = 0  # tokens sampled so far, this output's included
 

@@ -37,14 +37,15 @@ class RequestRefused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """What the sampler chose for one request of a batch; or, with `error`, why it could not: because its logits, and so
-    its K/V, are `is_broken`, or because the request is `unmeetable`, as it leaves nothing to choose from."""
+    """What the sampler chose for one request of a batch; or, with `error`, why it could not: its logits, and so its
+    K/V, are `is_broken`; the request is `unmeetable`, as it leaves nothing to choose from; the machine was `busy`."""
 
     token_id: int = -1
     logprobs: TokenLogprobs | None = None
     error: str | None = None
     is_broken: bool = False
     unmeetable: bool = False
+    busy: bool = False
 
 
 def _rank(request: Request) -> tuple[int, int]:
@@ -279,7 +280,7 @@ class Scheduler:
     def _append(self, request: Request, sampled: Sampled, now: float) -> RequestOutput:
         if sampled.error is not None:
             failed = self._finish(request, FinishReason.ERROR, now, sampled.error)
-            return replace(failed, unmeetable=sampled.unmeetable)
+            return replace(failed, unmeetable=sampled.unmeetable, busy=sampled.busy)
         first = request.usage is None
         if first:
             request.usage = request.ledger.usage()

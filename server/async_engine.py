@@ -142,7 +142,8 @@ class AsyncEngine:
     async def command(self, command: Command, kind: type[Answer]) -> Answer:
         """The engine's answer, which is of `kind`, from between two of its steps.
 
-        Raises BadRequest when it refuses, and Unavailable or EngineFailure when there is no engine to ask.
+        Raises BadRequest when it refuses, EngineBusy when it has no time for it, and Unavailable or EngineFailure when
+        there is no engine to ask.
         """
         try:
             if self._stopping:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from scheduler.messages import CacheReport, FinishReason, PromptUsage, RequestOutput, SamplingParams, TokenLogprobs
 from server.detokenizer import Detokenizer
 from server.echo import Echo
-from server.errors import BadRequest, EngineFailure, Unavailable
+from server.errors import RETRY_AFTER, BadRequest, EngineFailure, Unavailable
 from server.stop import StopMatcher
 from server.tools.calls import Call, CallPiece, Pieces, ToolReading, collect
 
@@ -203,6 +203,8 @@ def raise_failure(output: RequestOutput) -> None:
     """An abort that reaches a reader is the server's doing: a client's own abort leaves no reader behind."""
     if output.unmeetable:
         raise BadRequest(f"The request cannot be met: {output.error}.", code="unmeetable_request")
+    if output.busy:
+        raise Unavailable(f"The server is too busy: {output.error}.", code="busy", retry_after=RETRY_AFTER)
     if output.finish_reason is FinishReason.ERROR:
         raise EngineFailure(output.error or "The engine failed this request.")
     if output.finish_reason is FinishReason.ABORT:

@@ -22,6 +22,7 @@ from starlette.responses import Response
 
 MAX_MESSAGE = 2000  # characters; what a client sent is repeated to it, but not at any length
 MAX_PARAM = 200
+RETRY_AFTER = 5  # seconds; what clients are told that come to a machine too busy for them
 
 
 class ApiError(Exception):
@@ -120,8 +121,16 @@ class EngineFailure(ApiError):
 
 
 class Unavailable(ApiError):
+    """`retry_after` is the number of seconds after which it is worth trying again, where that is known."""
+
     status = 503
     kind = "service_unavailable"
+
+    def __init__(
+        self, message: str, *, param: str | None = None, code: str | None = None, retry_after: int | None = None
+    ) -> None:
+        super().__init__(message, param=param, code=code)
+        self.headers = None if retry_after is None else {"Retry-After": str(retry_after)}
 
 
 class ClientDisconnected(Exception):

@@ -29,7 +29,9 @@ SCHEDULER_FILES_WITH_MODEL = {"scheduler/backend.py", "scheduler/inputs.py", "sc
 # The engine's thread and what it asks of the machine; every other file of the scheduler is part of the pure decision.
 SCHEDULER_FILES_AT_WORK = SCHEDULER_FILES_WITH_MODEL | {
     "scheduler/engine_thread.py",
+    "scheduler/compiled.py",
     "scheduler/guided.py",
+    "scheduler/masks.py",
     "scheduler/machine.py",
 }
 IMPURE = {

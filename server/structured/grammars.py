@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 
-from scheduler.commands import PrepareGrammar, SetVocabulary
+from scheduler.commands import EngineBusy, PrepareGrammar, SetVocabulary
 from scheduler.messages import Grammar
 from server.async_engine import AsyncEngine
-from server.errors import BadRequest, Unavailable
+from server.errors import RETRY_AFTER, BadRequest, Unavailable
 from server.structured.tags import WrittenTags
 from server.tokenizer import Tokenizer
 
-PATIENCE = 20.0  # seconds for a compilation, others' before it included; the largest alone takes 2
+PATIENCE = 120.0
+"""Seconds for a compilation, others' before it included. The engine bounds the processor time of these others, which is
+over long before on a machine with time to spare."""
 
 
 class Grammars:
@@ -31,9 +33,9 @@ class Grammars:
         try:
             async with asyncio.timeout(PATIENCE):
                 await self._engine.command(PrepareGrammar(grammar), type(None))
-        except TimeoutError:
-            message = f"The grammar was not compiled within {PATIENCE:g} seconds: others are ahead of it."
-            raise Unavailable(message, param=param, code="grammars_busy") from None
+        except (TimeoutError, EngineBusy):
+            message = "The server is too busy to compile the grammar now."
+            raise Unavailable(message, param=param, code="grammars_busy", retry_after=RETRY_AFTER) from None
         except BadRequest as fault:
             message = f"Invalid {param!r}: {fault.message}"
             raise BadRequest(message, param=param, code="invalid_value") from None

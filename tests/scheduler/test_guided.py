@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import gc
+import hashlib
 import json
 import re
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from scheduler import guided
-from scheduler.commands import CommandRefused, PrepareGrammar, SetVocabulary
+from scheduler import guided, masks
+from scheduler.commands import CommandRefused, EngineBusy, PrepareGrammar, SetVocabulary
+from scheduler.compiled import CompiledGrammars
 from scheduler.engine import Engine
 from scheduler.guided import GrammarFault, Guides
+from scheduler.machine import allocated_memory
 from scheduler.messages import FinishReason, GenerationRequest, Grammar, GrammarKind, RequestOutput, SamplingParams
 from scheduler.vocabulary import Vocabulary
 from tests.recovery.harness import make_engine
@@ -153,36 +156,68 @@ def test_a_request_that_is_aborted_leaves_nothing_behind(engine: Engine) -> None
     assert guide() is None
 
 
-def test_a_mask_that_takes_too_long_fails_its_own_request_only(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mask_that_gets_no_processor_fails_its_own_request_as_busy(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     free = threading.Event()
-    advance = engine.guides._advance
-
-    compiled = engine.guides.prepare(WORD)
-
-    def stuck(guide: guided.Guide, unseen: list[int]) -> guided.TokenMask:
-        if guide._compiled is compiled:
-            free.wait(30)
-        return advance(guide, unseen)
-
-    monkeypatch.setattr(engine.guides, "_advance", stuck)
-    collect = guided.PendingMasks.collect
-    monkeypatch.setattr(guided.PendingMasks, "collect", lambda pending: collect(pending, 0.2))
+    hold(engine, monkeypatch, WORD, lambda: free.wait(30))
+    collect = masks.PendingMasks.collect
+    monkeypatch.setattr(masks.PendingMasks, "collect", lambda pending: collect(pending, 0.2))
     try:
         outputs = run(engine, request("slow", WORD), request("quick", CODE), request("free", None, 5))
     finally:
         free.set()
     (failure,) = outputs["slow"]
     assert failure.finish_reason is FinishReason.ERROR and "0.2 s" in str(failure.error)
+    assert failure.busy and not failure.unmeetable
     assert re.fullmatch(CODE.text, text(outputs["quick"])) and len(tokens(outputs["free"])) == 5
     assert engine.stats().failed_steps == 0
+
+
+def test_a_mask_that_takes_too_much_work_is_its_own_requests_fault(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(masks, "MAX_WORK", 0.05)
+    hold(engine, monkeypatch, WORD, lambda: spin(0.5))
+    outputs = run(engine, request("slow", WORD), request("quick", CODE), request("free", None, 5))
+    (failure,) = outputs["slow"]
+    assert failure.unmeetable and not failure.busy and "processor time" in str(failure.error)
+    assert re.fullmatch(CODE.text, text(outputs["quick"])) and len(tokens(outputs["free"])) == 5
+
+
+def test_a_mask_that_only_waits_is_waited_for(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a machine where others have the processor: the time on the wall is no measure of work."""
+    monkeypatch.setattr(masks, "MAX_WORK", 0.05)
+    hold(engine, monkeypatch, WORD, lambda: time.sleep(0.3))
+    assert text(run(engine, request("slow", WORD))["slow"]) in json.loads(WORD.text)
+
+
+def hold(engine: Engine, monkeypatch: pytest.MonkeyPatch, grammar: Grammar, before: Callable[[], object]) -> None:
+    """Have `before` run ahead of every mask of this grammar."""
+    advance = engine.guides._advance
+    compiled = engine.guides.prepare(grammar)
+
+    def held(guide: guided.Guide, unseen: list[int]) -> masks.TokenMask:
+        if guide._compiled is compiled:
+            before()
+        return advance(guide, unseen)
+
+    monkeypatch.setattr(engine.guides, "_advance", held)
+
+
+def spin(seconds: float) -> None:
+    """Work for so long, whatever else runs; like llguidance, without the interpreter's lock."""
+    until = time.thread_time() + seconds
+    while time.thread_time() < until:
+        hashlib.pbkdf2_hmac("sha256", b"word", b"salt", 10_000)
 
 
 def test_masks_nobody_came_to_are_computed_by_the_step(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     free = threading.Event()
     for _ in range(guided.MASK_THREADS):
         engine.guides._workers.submit(free.wait, 30)
-    collect = guided.PendingMasks.collect
-    monkeypatch.setattr(guided.PendingMasks, "collect", lambda pending: collect(pending, 0.01))
+    collect = masks.PendingMasks.collect
+    monkeypatch.setattr(masks.PendingMasks, "collect", lambda pending: collect(pending, 0.01))
     try:
         assert re.fullmatch(CODE.text, text(run(engine, request("r", CODE))["r"]))
     finally:
@@ -193,14 +228,51 @@ def test_a_grammar_is_compiled_once_for_all_who_name_it(engine: Engine) -> None:
     assert engine.guides.prepare(CODE) is engine.guides.prepare(Grammar(CODE.kind, CODE.text))
 
 
-def test_compiled_grammars_are_forgotten_the_oldest_first(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guided, "MAX_KEPT_CHARS", len(CODE.text) + len(WORD.text))
-    oldest = engine.guides.prepare(WORD)
-    code = engine.guides.prepare(CODE)
-    engine.guides.prepare(PERSON)
-    assert engine.guides.prepare(WORD) is not oldest
-    assert engine.guides.prepare(CODE) is not code
+def test_a_grammar_that_was_forgotten_is_compiled_again(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine.guides, "_compiled", CompiledGrammars(1, 10**9))
+    oldest = engine.guides.prepare(CODE)
+    engine.guides.prepare(PERSON).result()
+    assert engine.guides.prepare(CODE) is not oldest
     assert re.fullmatch(CODE.text, text(run(engine, request("r", CODE))["r"]))
+
+
+def test_what_is_kept_is_measured(engine: Engine) -> None:
+    kept = engine.guides._compiled
+    sizes = []
+    for grammar in (CODE, Grammar(GrammarKind.CHOICE, json.dumps([f"word {index}" for index in range(1000)]))):
+        before = kept._bytes
+        engine.command(PrepareGrammar(grammar))
+        sizes.append(kept._bytes - before)
+        kept.check_integrity()
+    assert sizes[0] < 200_000 and 500_000 < sizes[1] < 5_000_000
+
+
+def test_grammars_that_come_by_the_hundred_keep_no_more_memory_than_is_allowed(engine: Engine) -> None:
+    engine.guides._compiled = kept = CompiledGrammars(50, 2**20)
+    for index in range(60):
+        engine.command(PrepareGrammar(Grammar(GrammarKind.REGEX, rf"y{index}(\w+ ){{1,300}}z")))
+        kept.check_integrity()
+    before = allocated_memory()
+    for index in range(60):
+        engine.command(PrepareGrammar(Grammar(GrammarKind.REGEX, rf"z{index}(\w+ ){{1,300}}z")))
+    assert allocated_memory() - before < 2**20
+
+
+def test_a_grammar_behind_too_much_work_is_refused_and_may_come_again(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guided, "MAX_WORK_AHEAD", 0.05)
+    engine.guides._compilers.submit(time.sleep, 0.2)  # all of them are handed in meanwhile
+    first, second, third = (Grammar(GrammarKind.CHOICE, f'["{index}"]') for index in range(3))
+    compiled, late = engine.guides.prepare(first), engine.guides.prepare(second)
+    answer = engine.guides.command(PrepareGrammar(third))
+    compile = engine.guides._compile
+    monkeypatch.setattr(engine.guides, "_compile", lambda grammar: (spin(0.1), compile(grammar))[1])
+    compiled.result()
+    for refused in (late, answer):
+        with pytest.raises(EngineBusy):
+            refused.result()
+    engine.command(PrepareGrammar(second))
 
 
 SCHEMA, REGEX, GRAMMAR = GrammarKind.JSON_SCHEMA, GrammarKind.REGEX, GrammarKind.GRAMMAR

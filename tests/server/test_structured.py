@@ -15,6 +15,7 @@ import jsonschema
 import openai
 import pytest
 
+from scheduler import guided, masks
 from server.structured import body as structured
 from server.structured import grammars
 from tests.server.json_schemas import SCHEMAS, Schema
@@ -217,9 +218,35 @@ def test_a_grammar_that_waits_too_long_for_others_is_not_the_clients_fault(
 ) -> None:
     server.complete("x", 1, structured_outputs={"regex": "a"})  # so that the vocabulary is told
     monkeypatch.setattr(grammars, "PATIENCE", 0.0)
-    body = {"prompt": "x", "structured_outputs": {"regex": "never seen before"}}
+    body: dict[str, Any] = {"prompt": "x", "structured_outputs": {"regex": "never seen before"}}
     answer = httpx.post(server.url + "/v1/completions", json=body, timeout=30)
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "grammars_busy")
+    assert int(answer.headers["retry-after"]) > 0
+    monkeypatch.undo()
+    monkeypatch.setattr(guided, "MAX_WORK_AHEAD", -1.0)
+    body["structured_outputs"] = {"regex": "not seen before this either"}
+    answer = httpx.post(
+        server.url + "/v1/completions", json=body | {"structured_outputs": {"regex": "new"}}, timeout=30
+    )
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "grammars_busy")
+    assert int(answer.headers["retry-after"]) > 0
+
+
+def test_a_mask_that_gets_no_processor_is_a_503(server: RealServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    advance = guided.Guides._advance
+
+    def slow(guides: guided.Guides, guide: guided.Guide, unseen: list[int]) -> Any:
+        time.sleep(0.3)
+        return advance(guides, guide, unseen)
+
+    collect = masks.PendingMasks.collect
+    monkeypatch.setattr(guided.Guides, "_advance", slow)
+    monkeypatch.setattr(masks.PendingMasks, "collect", lambda pending: collect(pending, 0.1))
+    for path, prompt in (("/v1/completions", {"prompt": "x"}), ("/v1/chat/completions", {"messages": SAY})):
+        body = prompt | {"structured_outputs": {"regex": "[ab]{9}"}}
+        answer = httpx.post(server.url + path, json=body, timeout=30)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "busy"), answer.text
+        assert int(answer.headers["retry-after"]) > 0
 
 
 def test_others_go_on_while_a_large_one_is_compiled(server: RealServer) -> None:
