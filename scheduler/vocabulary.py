@@ -7,12 +7,12 @@ tokens are text and which are not, by the same rule that its detokenizer follows
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import orjson
 import tokenizers
 
 Json = dict[str, Any]
@@ -92,9 +92,9 @@ class Speller:
 
 def continuing(tokenizer: str) -> str:
     """The tokenizer without what puts a space before a text: forced text continues another."""
-    description: Json = json.loads(tokenizer)
+    description: Json = orjson.loads(tokenizer)
     steps = {name: without_space(description.get(name)) for name in ("normalizer", "pre_tokenizer")}
-    return json.dumps(description | steps)
+    return orjson.dumps(description | steps).decode()
 
 
 def without_space(step: Any) -> Any:

@@ -80,8 +80,10 @@ def make_choice(
     server: ServerState, body: GenerationBody, prepared: Prepared, continues: bool, first: Choice | None = None
 ) -> Choice:
     shown = server.tags.shown(is_guided=prepared.grammar is not None, may_call=prepared.tools is not None)
+    # What a client's grammar holds is the text with its first space.
+    keeps_space = continues or (prepared.grammar is not None and prepared.tools is None)
     detokenizer = Detokenizer(
-        server.tokenizer, skip_special_tokens=body.skip_special_tokens, shown=shown, after_prompt=continues
+        server.tokenizer, skip_special_tokens=body.skip_special_tokens, shown=shown, after_prompt=keeps_space
     )
     return Choice(
         detokenizer,

@@ -108,6 +108,7 @@ SPELLED = "<think>ab</think>"
         ({"grammar": 'start: <think> "<" /[a-c]/ </think> // "as <think>'}, "<think><[a-c]</think>"),
         ({"grammar": 'root ::= "<think>" [a-c] [a-c] "</think>"'}, "<think>[a-c]{2}</think>"),
         ({"json": {"enum": [SPELLED]}}, f'"{SPELLED}"'),
+        ({"choice": [" a", "  <think>"]}, " a|  <think>"),
         ({"json": {"type": "string", "pattern": "^<tool_call>[a-c]$"}}, '"<tool_call>[a-c]"'),
         ({"json": {"type": "object", "properties": {"<think>": {"const": 1}}, "required": ["<think>"],
                    "additionalProperties": False}}, r'\{\s*"<think>"\s*:\s*1\s*\}'),
