@@ -87,7 +87,7 @@ TEXTS = st.lists(st.sampled_from(PIECES), min_size=1, max_size=6).map("".join)
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(texts=st.lists(TEXTS, min_size=1, max_size=3, unique=True), data=st.data())
 def test_any_text_can_be_demanded(name: str, texts: list[str], data: st.DataObject) -> None:
     grammar = Grammar(GrammarKind.CHOICE, json.dumps(texts))

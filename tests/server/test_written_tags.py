@@ -14,12 +14,12 @@ import pytest
 from server.tokenizer import Tokenizer
 from tests.server.fake_engine import INFO
 from tests.server.harness import serve
-from tests.server.json_schemas import enum, obj, whole
+from tests.server.json_schemas import enum, obj
 from tests.server.real import RealServer, save_chat_model, serve_real
 from tests.server.tagged_tokenizers import CONTROL, KINDS, TAGS, load_tagged, tagged
 
 ASK: list[Any] = [{"role": "user", "content": "How is the weather?"}]
-WEATHER = obj(city=enum("Oslo", "Ålesund"), days=whole(1, 7))
+WEATHER = obj(city=enum("Oslo", "Ålesund"))
 FUNCTION = {"name": "weather", "parameters": WEATHER}
 TOOL = {"type": "function", "function": FUNCTION}
 
@@ -50,8 +50,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 def check(name: str, arguments: str) -> None:
     assert name == "weather"
-    given = json.loads(arguments)
-    assert given["city"] in ("Oslo", "Ålesund") and 1 <= given["days"] <= 7
+    assert json.loads(arguments) in ({"city": "Oslo"}, {"city": "Ålesund"})
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
