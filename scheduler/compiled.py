@@ -44,7 +44,7 @@ class CompiledGrammars:
             return found.future
 
     def measured(self, grammar: Grammar, size: int) -> None:
-        """`size` is how many bytes compiling it left allocated, as far as that can be told from what others did."""
+        """`size` is the number of bytes that compiling it left allocated. Other threads allocate too, so it is inexact."""
         with self._lock:
             found = self._kept.get(grammar)
             if found is not None:

@@ -50,7 +50,7 @@ class _Mallinfo2(ctypes.Structure):
 
 
 def allocated_memory() -> int:
-    """Bytes that the C library has handed out to anybody in this process and not got back; 0 where it does not say
+    """Bytes that this process has allocated from the C library and not freed; 0 where the library does not report it
     (glibc does)."""
     ask = getattr(ctypes.CDLL(None), "mallinfo2", None)
     if ask is None:

@@ -22,7 +22,7 @@ from starlette.responses import Response
 
 MAX_MESSAGE = 2000  # characters; what a client sent is repeated to it, but not at any length
 MAX_PARAM = 200
-RETRY_AFTER = 5  # seconds; what clients are told that come to a machine too busy for them
+RETRY_AFTER = 5  # seconds; suggested to clients when the machine is too busy
 
 
 class ApiError(Exception):

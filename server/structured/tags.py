@@ -31,5 +31,5 @@ class WrittenTags:
         return self.all if is_guided else self.calls if may_call else frozenset()
 
     def vocabulary(self, tokenizer: Tokenizer) -> Vocabulary:
-        """What the engine is told of the tokenizer's tokens. Takes seconds for a large one."""
+        """The tokenizer's tokens as the engine gets them. Takes up to a second for a large tokenizer."""
         return Vocabulary(tokenizer.tokens(), tokenizer.special_token_ids - self.all, tokenizer.to_json())

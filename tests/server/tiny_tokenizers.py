@@ -52,6 +52,6 @@ def sentencepiece() -> Any:
 
 
 def vocabulary(tokenizer: Any) -> Vocabulary:
-    """What a server tells its engine of this tokenizer."""
+    """This tokenizer as a server passes it to its engine."""
     made = ServerTokenizer(tokenizer)
     return WrittenTags.of(made, Hermes()).vocabulary(made)
