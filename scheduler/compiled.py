@@ -44,7 +44,7 @@ class CompiledGrammars:
             return found.future
 
     def measured(self, grammar: Grammar, size: int) -> None:
-        """`size` is the number of bytes that compiling it left allocated. Other threads allocate too, so it is inexact."""
+        """`size` is the number of bytes that compiling it left allocated; inexact, as other threads allocate too."""
         with self._lock:
             found = self._kept.get(grammar)
             if found is not None:
