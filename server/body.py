@@ -12,6 +12,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from server.body_size import check_body_size
 from server.errors import BadRequest, BodyTooLarge, BodyTooSlow, ClientDisconnected, shorten
+from server.json_depth import TOO_DEEP, is_too_deep
 from server.state import ServerSettings
 
 Body = TypeVar("Body", bound=BaseModel)
@@ -126,23 +127,32 @@ def parse_body(raw: bytes, model: type[Body]) -> Body:
     return validate(parse_object(raw), model)
 
 
-def without_nulls(value: Any, path: tuple[str, ...] = (), depth: int = 0) -> Any:
+def without_nulls(value: Any, at: tuple[str | int, ...] = (), path: tuple[str, ...] = ()) -> Any:
     """`value` without the null members of its objects; lists of numbers (a prompt) are not walked, nor what is
-    VERBATIM. Raises BadRequest for what lies deeper than any field does, as JSON may be deeper than Python's stack, and
-    for objects with more members than any field has."""
+    VERBATIM. `at` is where it is in the body, and `path` the same without indices.
+
+    Raises BadRequest for what is nested deeper than any field is, as JSON may be deeper than Python's stack, and for
+    objects with more members than any field has.
+    """
     if path in VERBATIM:
+        refuse_deeper(is_too_deep(value), at, TOO_DEEP)
         return value
-    if depth > MAX_DEPTH:
-        raise BadRequest(f"The body is nested deeper than {MAX_DEPTH} levels.", code="invalid_value")
+    refuse_deeper(len(at) > MAX_DEPTH, at, f"it is nested deeper than {MAX_DEPTH} levels")
     if isinstance(value, dict):
         if len(value) > MAX_MEMBERS:
-            param = field_path(path)
+            param = field_path(at)
             where = f"Invalid {param!r}: the object" if param else "The body"
             raise BadRequest(f"{where} has more than {MAX_MEMBERS} members.", param=param, code="invalid_value")
-        return {key: without_nulls(item, (*path, key), depth + 1) for key, item in value.items() if item is not None}
+        return {key: without_nulls(item, (*at, key), (*path, key)) for key, item in value.items() if item is not None}
     if isinstance(value, list) and any(isinstance(item, dict) for item in value):
-        return [without_nulls(item, path, depth + 1) for item in value]
+        return [without_nulls(item, (*at, index), path) for index, item in enumerate(value)]
     return value
+
+
+def refuse_deeper(is_deeper: bool, at: Sequence[str | int], fault: str) -> None:
+    if is_deeper:
+        param = field_path(at)
+        raise BadRequest(f"Invalid {param!r}: {fault}.", param=param, code="invalid_value")
 
 
 def bad_field(error: ValidationError) -> BadRequest:

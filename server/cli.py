@@ -228,6 +228,12 @@ def main() -> None:
     help="A file with a chat template (Jinja, run in a sandbox). [default: the model's own]",
 )
 @option(
+    "--max-tokens-policy",
+    default="refuse",
+    type=click.Choice(["refuse", "clamp"]),
+    help="A request for more tokens than the context has room for: refuse it, or generate as many as fit (clamp).",
+)
+@option(
     "--keep-alive",
     default=75.0,
     type=Number(0.1, 86400.0),
@@ -266,6 +272,7 @@ def serve(
     reveal_cached_tokens: str,
     lora: tuple[tuple[str, str], ...],
     chat_template: str | None,
+    max_tokens_policy: str,
     keep_alive: float,
     **engine_options: Any,
 ) -> None:
@@ -287,6 +294,7 @@ def serve(
         reveal_cached_tokens=reveal_cached_tokens == "on",
         chat_template=chat_template,
         log_level=log_level,
+        clamps_max_tokens=max_tokens_policy == "clamp",
         keep_alive=keep_alive,
     )
     try:

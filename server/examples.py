@@ -104,6 +104,7 @@ RESPONSE = Example(
         "parallel_tool_calls": True,
         "temperature": 0.0,
         "top_p": 1.0,
+        "reasoning": {"effort": None, "summary": None},
         "truncation": "disabled",
         "background": False,
         "user": None,

@@ -39,7 +39,14 @@ async def prepare_completion(server: ServerState, body: CompletionBody) -> list[
     bad_words = await server.encoder.bad_words(body.bad_words)
     prepared = []
     for prompt in prompts:
-        room = room_for_output(len(prompt.token_ids), body.wanted_tokens, DEFAULT_MAX_TOKENS, server.info, "prompt")
+        room = room_for_output(
+            len(prompt.token_ids),
+            body.wanted_tokens,
+            DEFAULT_MAX_TOKENS,
+            server.info,
+            "prompt",
+            clamps=server.settings.clamps_max_tokens,
+        )
         params = sampling_params(body, max(room, 1), server.info, bad_words)
         prepared.append(Prepared(prompt, params, echo_only=room == 0, grammar=grammar))
     return prepared
@@ -51,7 +58,14 @@ async def prepare_chat(server: ServerState, body: ChatBody) -> Prepared:
     wish = CallWish.of(body.tools, body.tool_choice, body.parallel_tool_calls) if body.may_call else None
     grammar = await plain_grammar(server, body) if wish is None else await call_grammar(server, body, wish)
     prompt = await chat_prompt(server, body)
-    room = room_for_output(len(prompt.token_ids), body.wanted_tokens, None, server.info, "messages")
+    room = room_for_output(
+        len(prompt.token_ids),
+        body.wanted_tokens,
+        None,
+        server.info,
+        "messages",
+        clamps=server.settings.clamps_max_tokens,
+    )
     params = sampling_params(body, room, server.info, await server.encoder.bad_words(body.bad_words))
     return Prepared(prompt, params, grammar=grammar, tools=wish)
 
@@ -87,7 +101,7 @@ def chat_of(body: ChatBody) -> Chat:
     """What of the body is the chat template's."""
     return Chat(
         body.messages,
-        variables=body.chat_template_kwargs,
+        variables=body.template_variables,
         continues=body.continue_final_message,
         add_generation_prompt=body.generation_prompt,
         tools=body.tools,

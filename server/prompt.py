@@ -267,12 +267,17 @@ def check_ids(ids: Sequence[Any], vocab_size: int, param: str) -> None:
     raise BadRequest(message, param=path, code="invalid_token_id")
 
 
-def room_for_output(prompt_tokens: int, wanted: int | None, default: int | None, info: EngineInfo, param: str) -> int:
+def room_for_output(
+    prompt_tokens: int, wanted: int | None, default: int | None, info: EngineInfo, param: str, *, clamps: bool = False
+) -> int:
     """Tokens to generate at most: `wanted`, which must fit, or `default` (None: all) as far as the context has room.
+    With `clamps` also `wanted` is taken as far as there is room.
 
     Raises ContextTooLong.
     """
     room = info.max_model_len - prompt_tokens
+    if clamps and wanted is not None and room > 0:
+        wanted = min(wanted, room)
     if room < (wanted or 1):
         raise ContextTooLong(prompt_tokens, wanted or None, info.max_model_len, param=param)
     if wanted is not None:

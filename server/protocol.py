@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import FailFast, Field, TypeAdapter, WithJsonSchema, field_validator, model_validator
+from pydantic import Discriminator, FailFast, Field, Tag, TypeAdapter, WithJsonSchema, field_validator, model_validator
 
 from server.strict import StrictModel as StrictModel
 from server.strict import conflict as conflict
 from server.strict import lacking, misplaced
 from server.structured.body import ResponseFormat, StructuredOutputs
 from server.token_ids import TokenIds
-from server.tools.body import MAX_TOOLS, Tool, ToolCall, ToolChoice, check_tools
+from server.tools.body import MAX_TOOLS, FunctionCall, Tool, ToolCall, ToolChoice, check_tools
 
 MAX_STOPS = 16
 MAX_STOP_CHARS = 1024
@@ -26,12 +26,16 @@ MAX_BIASES = 1024
 MAX_BAD_WORDS = 256
 MAX_MESSAGES = 4096
 MAX_METADATA = 16  # OpenAI's
+MAX_AUTHOR = 256  # characters of the name of a message's author
 INT64 = 2**63
 
 _IDS_SCHEMA = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
 ONE_PROMPT_SCHEMA = {"anyOf": [{"type": "string", "minLength": 1}, _IDS_SCHEMA]}
 PROMPTS_SCHEMA = {"anyOf": [*ONE_PROMPT_SCHEMA["anyOf"], {"type": "array", "items": ONE_PROMPT_SCHEMA}]}
 
+Json = dict[str, Any]
+ServiceTier = Literal["auto", "default", "flex", "priority", "scale", "fast"]
+Verbosity = Literal["low", "medium", "high"]
 Salt = Annotated[str, Field(min_length=1, max_length=1024)]
 RequestId = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9._:-]+$")]
 
@@ -190,20 +194,57 @@ class CompletionBody(GenerationBody):
 
 
 class TextPart(StrictModel):
-    type: Literal["text"]
+    """Marks of prompt caches are taken: prompts are cached without them."""
+
+    type: Literal["text", "input_text", "output_text"]
     text: str
+    cache_control: Json | None = None
+    prompt_cache_breakpoint: Json | None = None
+    annotations: list[Any] = Field(default_factory=list)
 
 
-TEXT_PARTS = TypeAdapter(Annotated[list[TextPart], FailFast()])
+class RefusalPart(StrictModel):
+    """What the assistant said where it refused."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+    @property
+    def text(self) -> str:
+        return self.refusal
+
+
+def kind_of_part(part: Any) -> str:
+    """In brackets, so that it is no part of the path that an error names."""
+    kind = part.get("type") if isinstance(part, dict) else getattr(part, "type", None)
+    return "<refusal>" if kind == "refusal" else "<text>"
+
+
+Part = Annotated[
+    Annotated[TextPart, Tag("<text>")] | Annotated[RefusalPart, Tag("<refusal>")], Discriminator(kind_of_part)
+]
+TEXT_PARTS = TypeAdapter(Annotated[list[Part], FailFast()])
 
 
 class Message(StrictModel):
-    """`tool` answers a call of the assistant's earlier on, whose message may have calls and no content."""
+    """`tool` answers a call of the assistant's earlier on, whose message may have calls and no content. `function` and
+    `function_call` are their older names.
 
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | tuple[TextPart, ...] | None = None
+    `name`, and what the assistant thought (`reasoning_content`, or `reasoning`), are given to the template. What an
+    answer brought besides comes back with it and is no part of a prompt: `annotations`.
+    """
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: str | tuple[TextPart | RefusalPart, ...] | None = None
+    name: str | None = Field(None, max_length=MAX_AUTHOR)
     tool_calls: list[ToolCall] = Field(default_factory=list, max_length=MAX_TOOLS)
     tool_call_id: str | None = None
+    function_call: FunctionCall | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    refusal: str | None = None
+    annotations: list[Any] = Field(default_factory=list)
+    audio: None = None
 
     @field_validator("content", mode="wrap")
     @classmethod
@@ -217,10 +258,13 @@ class Message(StrictModel):
 
     @model_validator(mode="after")
     def check_role(self) -> Self:
-        if self.content is None and not self.tool_calls:
+        if self.content is None and self.role in ("system", "developer", "user"):
             raise lacking("content")
-        if self.tool_calls and self.role != "assistant":
-            raise misplaced("tool_calls", "they are the assistant's")
+        for member in OF_THE_ASSISTANT:
+            if getattr(self, member) and self.role != "assistant":
+                raise misplaced(member, "it is the assistant's alone")
+        if self.role == "function" and self.name is None:
+            raise lacking("name")
         if self.role == "tool" and self.tool_call_id is None:
             raise lacking("tool_call_id")
         if self.role != "tool" and self.tool_call_id is not None:
@@ -230,16 +274,25 @@ class Message(StrictModel):
     def for_template(self) -> dict[str, Any]:
         """`developer` is OpenAI's newer word for `system`, which is the one templates know; they join strings, and so
         get one where there is no content. Parts stay parts, for templates that take them (server/text)."""
-        made: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role}
-        made["content"] = self.content or ""
+        made: dict[str, Any] = {"role": NEWER_ROLES.get(self.role, self.role)}
+        made["content"] = self.content or self.refusal or ""
         if not isinstance(made["content"], str):
-            made["content"] = [{"type": part.type, "text": part.text} for part in made["content"]]
-        if self.tool_calls:
-            made["tool_calls"] = [call.for_template() for call in self.tool_calls]
-        if self.tool_call_id is not None:
-            made["tool_call_id"] = self.tool_call_id
-        return made
+            made["content"] = [{"type": "text", "text": part.text} for part in made["content"]]
+        calls = [call.for_template() for call in self.tool_calls]
+        if self.function_call is not None:
+            calls.append({"type": "function", "function": self.function_call.for_template()})
+        thought = self.reasoning_content or self.reasoning
+        given = {
+            "tool_calls": calls,
+            "tool_call_id": self.tool_call_id,
+            "name": self.name,
+            "reasoning_content": thought,
+        }
+        return made | {key: value for key, value in given.items() if value}
 
+
+NEWER_ROLES = {"developer": "system", "function": "tool"}
+OF_THE_ASSISTANT = ("tool_calls", "function_call", "reasoning_content", "reasoning", "refusal")
 
 # What a chat template is given, or what transformers is told about it, by other fields or not at all.
 RESERVED_VARIABLES = frozenset(
@@ -266,12 +319,15 @@ class ChatBody(GenerationBody):
     store: bool = False
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+    service_tier: ServiceTier = "auto"
+    prompt_cache_retention: Literal["in_memory", "24h"] = "in_memory"
+    prompt_cache_options: Json | None = None
+    prediction: Json | None = None  # a text that the answer may repeat, which would make it faster
+    verbosity: Verbosity = "medium"  # a hint to models that were taught it
+    # A hint too, which is given to the template as a variable of this name.
+    reasoning_effort: str | None = Field(None, max_length=MAX_METADATA)
     # And of these only what is the case anyway is taken.
     modalities: list[Literal["text"]] = Field(default_factory=list, max_length=1)
-    service_tier: Literal["auto", "default"] = "auto"
-    reasoning_effort: Literal["none"] = "none"
-    verbosity: Literal["medium"] = "medium"
-    prompt_cache_retention: Literal["in_memory"] = "in_memory"
 
     @model_validator(mode="after")
     def check_chat(self) -> Self:
@@ -281,7 +337,7 @@ class ChatBody(GenerationBody):
             raise conflict("max_completion_tokens", "it differs from max_tokens, the older name of the same field")
         if self.continue_final_message and self.add_generation_prompt:
             raise conflict("add_generation_prompt", "it does not go with continue_final_message")
-        check_tools(self.tools, self.tool_choice, self.parallel_tool_calls)
+        check_tools(self.tools, self.tool_choice)
         if self.structured_outputs is not None and self.may_call:
             raise conflict("structured_outputs", "it goes with tools only where tool_choice is 'none'")
         return self
@@ -297,6 +353,12 @@ class ChatBody(GenerationBody):
             if name in RESERVED_VARIABLES:
                 raise conflict(f"chat_template_kwargs.{name}", "this is no variable of the template")
         return value
+
+    @property
+    def template_variables(self) -> dict[str, Any]:
+        """What the template is given besides the conversation."""
+        effort = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
+        return effort | self.chat_template_kwargs
 
     @property
     def generation_prompt(self) -> bool:

@@ -68,6 +68,7 @@ class ServeOptions:
     reveal_cached_tokens: bool = False
     chat_template: str | None = None  # path of a file; None: the model's own
     log_level: str = "info"
+    clamps_max_tokens: bool = False
     keep_alive: float = 75.0  # seconds that a connection stays open between requests
 
 
@@ -84,6 +85,7 @@ def run(make_engine: EngineFactory, options: ServeOptions) -> None:
             settings = ServerSettings(
                 options.model_name or info.model_name or Path(info.model_path).stem,
                 tool_call_parser=options.tool_call_parser,
+                clamps_max_tokens=options.clamps_max_tokens,
                 reveal_cached_tokens=options.reveal_cached_tokens,
             )
             adapters = list_adapters(engine, settings.model_name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
 
 from server.protocol import MAX_MESSAGES, MAX_STOP_CHARS, MAX_STOPS, Salt
 from server.strict import StrictModel, conflict
@@ -22,6 +22,7 @@ class Breakpoint(StrictModel):
 
     type: Literal["ephemeral"]
     ttl: Literal["5m", "1h"] = "5m"
+    scope: str | None = None  # whom Anthropic shares it with; here `cache_salt` says that
 
     @property
     def seconds(self) -> float:
@@ -31,7 +32,25 @@ class Breakpoint(StrictModel):
 class TextBlock(StrictModel):
     type: Literal["text"]
     text: str
+    citations: list[Any] = Field(default_factory=list)  # of an earlier answer; no part of a prompt
     cache_control: Breakpoint | None = None
+
+
+class ThinkingBlock(StrictModel):
+    """What the assistant thought in an earlier turn; the template decides whether the model sees it again."""
+
+    type: Literal["thinking"]
+    thinking: str
+    signature: str = ""
+    cache_control: None = None
+
+
+class RedactedThinkingBlock(StrictModel):
+    """Thoughts that only Anthropic can read: left out."""
+
+    type: Literal["redacted_thinking"]
+    data: str
+    cache_control: None = None
 
 
 class ToolUseBlock(StrictModel):
@@ -39,7 +58,8 @@ class ToolUseBlock(StrictModel):
     id: str = Field(min_length=1)
     name: str = Field(min_length=1)
     input: Json
-    caller: None = None
+    caller: Json | None = None
+    toolset_name: str | None = None
     cache_control: Breakpoint | None = None
 
 
@@ -54,17 +74,42 @@ def kind_of(block: Any) -> str | None:
 
 
 class ResultText(StrictModel):
-    """A part of a result. Breakpoints are on whole results."""
+    """A part of a result. A breakpoint on one covers all of its result."""
 
     type: Literal["text"]
     text: str
+    citations: list[Any] = Field(default_factory=list)
+    cache_control: Breakpoint | None = None
+
+
+class ToolReference(StrictModel):
+    """A result that names a tool: what a search for tools gives."""
+
+    type: Literal["tool_reference"]
+    tool_name: str
+    cache_control: Breakpoint | None = None
+
+    @property
+    def text(self) -> str:
+        return self.tool_name
+
+
+ResultPart = Annotated[
+    Annotated[ResultText, Tag("<text>")] | Annotated[ToolReference, Tag("<tool_reference>")],
+    Discriminator(
+        kind_of,
+        custom_error_type="unsupported_block",
+        custom_error_message="a block of type text or tool_reference is wanted; others are not supported",
+    ),
+]
 
 
 class ToolResultBlock(StrictModel):
     type: Literal["tool_result"]
     tool_use_id: str = Field(min_length=1)
-    content: list[ResultText] = Field(default_factory=list, fail_fast=True)
+    content: list[ResultPart] = Field(default_factory=list, fail_fast=True)
     is_error: bool = False
+    toolset_name: str | None = None
     cache_control: Breakpoint | None = None
 
     _blocks = field_validator("content", mode="before")(as_blocks)
@@ -73,19 +118,28 @@ class ToolResultBlock(StrictModel):
 Block = Annotated[
     Annotated[TextBlock, Tag("<text>")]
     | Annotated[ToolUseBlock, Tag("<tool_use>")]
-    | Annotated[ToolResultBlock, Tag("<tool_result>")],
+    | Annotated[ToolResultBlock, Tag("<tool_result>")]
+    | Annotated[ThinkingBlock, Tag("<thinking>")]
+    | Annotated[RedactedThinkingBlock, Tag("<redacted_thinking>")],
     Discriminator(
         kind_of,
         custom_error_type="unsupported_block",
-        custom_error_message="a block of type text, tool_use or tool_result is wanted; others are not supported",
+        custom_error_message=(
+            "a block of type text, tool_use, tool_result, thinking or redacted_thinking is wanted; "
+            "others are not supported"
+        ),
     ),
 ]
 
-BLOCKS_OF = {"user": {"text", "tool_result"}, "assistant": {"text", "tool_use"}}
+BLOCKS_OF = {
+    "user": {"text", "tool_result"},
+    "assistant": {"text", "tool_use", "thinking", "redacted_thinking"},
+    "system": {"text"},
+}
 
 
 class Turn(StrictModel):
-    role: Literal["user", "assistant"]
+    role: Literal["user", "assistant", "system"]
     content: list[Block] = Field(fail_fast=True)
 
     _blocks = field_validator("content", mode="before")(as_blocks)
@@ -99,7 +153,7 @@ class Turn(StrictModel):
 
 
 class Tool(StrictModel):
-    """A tool of the client's. Tools that a server would run are refused by their `type`."""
+    """A tool of the client's. How its calls are streamed, found and made by other tools is Anthropic's own matter."""
 
     type: Literal["custom"] = "custom"
     name: str = Field(pattern=NAME)
@@ -107,6 +161,29 @@ class Tool(StrictModel):
     input_schema: Json
     strict: bool = False
     cache_control: Breakpoint | None = None
+    eager_input_streaming: bool = False
+    defer_loading: bool = False
+    allowed_callers: list[str] = Field(default_factory=list)
+    input_examples: list[Json] = Field(default_factory=list)
+
+
+class OtherTool(StrictModel):
+    """A tool that Anthropic's servers run, or that only Anthropic's models know: the model is not told of it."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: str
+    cache_control: Breakpoint | None = None
+
+
+def kind_of_tool(tool: Any) -> str:
+    kind = tool.get("type") if isinstance(tool, dict) else getattr(tool, "type", None)
+    return "<custom>" if kind in (None, "custom") else "<other>"
+
+
+AnyTool = Annotated[
+    Annotated[Tool, Tag("<custom>")] | Annotated[OtherTool, Tag("<other>")], Discriminator(kind_of_tool)
+]
 
 
 class ToolChoice(StrictModel):
@@ -122,7 +199,16 @@ class ToolChoice(StrictModel):
 
 
 class Thinking(StrictModel):
-    type: Literal["disabled"]
+    """A hint, which templates know as `enable_thinking`; adaptive and between_tools leave it to the model. What the
+    model thinks counts as its answer, so there is no budget to keep."""
+
+    type: Literal["enabled", "disabled", "adaptive", "between_tools"]
+    budget_tokens: int | None = Field(None, ge=1)
+    display: Literal["summarized", "omitted"] | None = None
+
+    @property
+    def is_enabled(self) -> bool | None:
+        return {"enabled": True, "disabled": False}.get(self.type)
 
 
 class OutputFormat(StrictModel):
@@ -131,6 +217,9 @@ class OutputFormat(StrictModel):
 
 
 class OutputConfig(StrictModel):
+    """`effort` is a hint, which templates know as `reasoning_effort`."""
+
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: OutputFormat | None = None
 
 
@@ -144,11 +233,20 @@ class CountBody(StrictModel):
     model: str
     messages: list[Turn] = Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
     system: list[TextBlock] = Field(default_factory=list, fail_fast=True)
-    tools: list[Tool] = Field(default_factory=list, max_length=MAX_TOOLS)
+    tools: list[AnyTool] = Field(default_factory=list, max_length=MAX_TOOLS)
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig = OutputConfig()
     cache_control: Breakpoint | None = None
+    # How Anthropic's servers would edit a conversation that grows long: this one takes it as it comes.
+    context_management: Json | None = None
+    # Whose request it is, and where it may be computed.
+    diagnostics: Json | None = None
+    inference_geo: str | None = None
+    speed: Literal["standard", "fast"] = "standard"
+    user_profile_id: str | None = None
+    workspace_id: str | None = None
+    betas: list[str] = Field(default_factory=list)
 
     _blocks = field_validator("system", mode="before")(as_blocks)
 
@@ -172,10 +270,19 @@ class CountBody(StrictModel):
 
     def breakpoints(self) -> Iterator[Breakpoint]:
         """In the order of the prompt: tools, system, messages."""
-        blocks = [*self.tools, *self.system, *(block for turn in self.messages for block in turn.content)]
-        yield from (block.cache_control for block in blocks if block.cache_control is not None)
+        for block in (*self.tools, *self.system, *(block for turn in self.messages for block in turn.content)):
+            mark = breakpoint_of(block)
+            if mark is not None:
+                yield mark
         if self.cache_control is not None:
             yield self.cache_control
+
+
+def breakpoint_of(block: AnyTool | Block) -> Breakpoint | None:
+    """Its own, or the last one of its parts."""
+    parts = block.content if isinstance(block, ToolResultBlock) else ()
+    marks = [part.cache_control for part in parts if part.cache_control is not None]
+    return block.cache_control or (marks[-1] if marks else None)
 
 
 class MessagesBody(CountBody):

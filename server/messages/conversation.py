@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 import copy
+import logging
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
-from server.messages.body import Block, Breakpoint, CountBody, MessagesBody, TextBlock, Tool, ToolResultBlock
+from server.errors import shorten
+from server.messages.body import (
+    Block,
+    Breakpoint,
+    CountBody,
+    MessagesBody,
+    RedactedThinkingBlock,
+    TextBlock,
+    ThinkingBlock,
+    Tool,
+    ToolResultBlock,
+    breakpoint_of,
+)
+
+log = logging.getLogger("pagekv")
 
 Json = dict[str, Any]
 
@@ -42,14 +57,14 @@ class Conversation:
         self.messages: list[Json] = []
         self.cuts: list[Cut] = []
         for tool in body.tools:
-            self._mark(tool.cache_control)
+            self._mark(breakpoint_of(tool))
         for block in body.system:
             self._part("system", block)
-            self._mark(block.cache_control)
+            self._mark(breakpoint_of(block))
         for turn in body.messages:
             for each in turn.content:
                 self._add(turn.role, each)
-                self._mark(each.cache_control)
+                self._mark(breakpoint_of(each))
         self._mark(body.cache_control)
 
     def _add(self, role: str, block: Block) -> None:
@@ -58,7 +73,10 @@ class Conversation:
         elif isinstance(block, ToolResultBlock):
             text = "\n".join(part.text for part in block.content)
             self.messages.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": text})
-        else:
+        elif isinstance(block, ThinkingBlock):
+            said = self._last(role)
+            said["reasoning_content"] = said.get("reasoning_content", "") + block.thinking
+        elif not isinstance(block, RedactedThinkingBlock):
             arguments = orjson.dumps(block.input).decode()
             call = {"id": block.id, "type": "function", "function": {"name": block.name, "arguments": arguments}}
             self._last(role).setdefault("tool_calls", []).append(call)
@@ -81,8 +99,10 @@ def chat_fields(body: CountBody, messages: list[Json]) -> Json:
     fields: Json = {"model": body.model, "messages": messages}
     if messages[-1]["role"] == "assistant":
         fields |= {"continue_final_message": True, "add_generation_prompt": False}
-    if body.tools:
-        fields["tools"] = [chat_tool(tool) for tool in body.tools]
+    fields["tools"] = known_tools(body)
+    variables = template_variables(body)
+    if variables:
+        fields["chat_template_kwargs"] = variables
     choice = body.tool_choice
     if choice is not None:
         named = {"type": "function", "function": {"name": choice.name}}
@@ -93,6 +113,22 @@ def chat_fields(body: CountBody, messages: list[Json]) -> Json:
         schema = {"name": "output", "schema": body.output_config.format.json_schema, "strict": True}
         fields["response_format"] = {"type": "json_schema", "json_schema": schema}
     return fields
+
+
+def known_tools(body: CountBody) -> list[Json]:
+    """The client's own. Others are left out: the model could not know them, and nobody here would run them."""
+    skipped = sorted({tool.type for tool in body.tools if not isinstance(tool, Tool)})
+    if skipped:
+        log.info(
+            "tools left out of a prompt, as only Anthropic's servers have them: %s", shorten(", ".join(skipped), 200)
+        )
+    return [chat_tool(tool) for tool in body.tools if isinstance(tool, Tool)]
+
+
+def template_variables(body: CountBody) -> Json:
+    thinking = None if body.thinking is None else body.thinking.is_enabled
+    hints = {"enable_thinking": thinking, "reasoning_effort": body.output_config.effort}
+    return {name: value for name, value in hints.items() if value is not None}
 
 
 def chat_tool(tool: Tool) -> Json:

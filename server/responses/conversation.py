@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
-from server.responses.body import CallItem, FunctionTool, MessageItem, NamedFunction, Part, ResponsesBody, SchemaFormat
+from server.errors import shorten
+from server.responses.body import (
+    CallItem,
+    FunctionTool,
+    MessageItem,
+    NamedFunction,
+    Part,
+    ReasoningItem,
+    ResponsesBody,
+    SchemaFormat,
+)
+
+log = logging.getLogger("pagekv")
 
 Json = dict[str, Any]
 
@@ -28,10 +41,10 @@ def chat_fields(body: ResponsesBody) -> Json:
         "stream": body.stream,
         "cache_salt": body.cache_salt,
     }
-    if body.include or body.top_logprobs is not None:
+    if body.has_logprobs:
         fields |= {"logprobs": True, "top_logprobs": body.top_logprobs or 0}
-    if body.tools:
-        fields |= {"tools": [chat_tool(tool) for tool in body.tools], "parallel_tool_calls": body.parallel_tool_calls}
+    fields |= {"tools": known_tools(body), "parallel_tool_calls": body.parallel_tool_calls}
+    fields |= {"reasoning_effort": body.reasoning.effort, "chat_template_kwargs": body.chat_template_kwargs}
     if isinstance(body.tool_choice, NamedFunction):
         fields["tool_choice"] = {"type": "function", "function": {"name": body.tool_choice.name}}
     elif body.tool_choice is not None:
@@ -50,12 +63,19 @@ def messages(body: ResponsesBody) -> list[Json]:
     made: list[Json] = []
     if body.instructions is not None:
         made.append({"role": "system", "content": body.instructions})
+    thoughts = ""
     for item in body.input:
-        if isinstance(item, MessageItem):
+        if isinstance(item, ReasoningItem):
+            thoughts += "".join(part.text for part in item.content)
+        elif isinstance(item, MessageItem):
             made.append({"role": item.role, "content": text_parts(item.content)})
+            if item.role == "assistant" and thoughts:
+                made[-1]["reasoning_content"] = thoughts
+            thoughts = ""
         elif isinstance(item, CallItem):
-            if not made or made[-1]["role"] != "assistant":
-                made.append({"role": "assistant"})
+            if not made or made[-1]["role"] != "assistant" or thoughts:
+                made.append({"role": "assistant"} | ({"reasoning_content": thoughts} if thoughts else {}))
+                thoughts = ""
             call = {"name": item.name, "arguments": item.arguments}
             made[-1].setdefault("tool_calls", []).append({"id": item.call_id, "type": "function", "function": call})
         else:
@@ -66,6 +86,14 @@ def messages(body: ResponsesBody) -> list[Json]:
 
 def text_parts(parts: list[Part]) -> list[Json]:
     return [{"type": "text", "text": part.text} for part in parts]
+
+
+def known_tools(body: ResponsesBody) -> list[Json]:
+    """The client's functions. Other tools are left out: nobody here would run them."""
+    skipped = sorted({tool.type for tool in body.tools if not isinstance(tool, FunctionTool)})
+    if skipped:
+        log.info("tools left out of a prompt, as only OpenAI's servers have them: %s", shorten(", ".join(skipped), 200))
+    return [chat_tool(tool) for tool in body.tools if isinstance(tool, FunctionTool)]
 
 
 def chat_tool(tool: FunctionTool) -> Json:

@@ -31,7 +31,7 @@ class ResponsesFormat(NamedWire):
         """`sampling` are the values of a body that leaves them out."""
         self.id = new_id("resp")
         self._tokenizer = tokenizer
-        self._logprobs = bool(body.include) or body.top_logprobs is not None
+        self._logprobs = body.has_logprobs
         self._header: Json = {"id": self.id, "object": "response", "created_at": int(time.time()), "model": model}
         self._asked = echoed(body, sampling)
         self._output: list[Json] = []  # items that are complete
@@ -41,12 +41,13 @@ class ResponsesFormat(NamedWire):
     def whole(self, choices: Sequence[Choice]) -> Json:
         (choice,) = choices
         status = status_of(choice.finish_reason)
-        output = []
+        items: list[TextItem | CallItem] = []
         if choice.text or not choice.calls:
             text = TextItem()
             text.add(choice.text, self._described(choice.entries))
-            output.append(text.json(status))
-        output += [CallItem(call).json(status) for call in choice.calls]
+            items.append(text)
+        items += [CallItem(call) for call in choice.calls]
+        output = [item.json("completed") for item in items[:-1]] + [items[-1].json(last_status(items[-1], status))]
         return self._response(choice, output, status)
 
     def opening(self, choices: Sequence[Choice]) -> list[Json]:
@@ -69,7 +70,7 @@ class ResponsesFormat(NamedWire):
         (choice,) = choices
         status = status_of(choice.finish_reason)
         events = [] if self._item is not None or self._output else self._begin(TextItem())
-        events += self._end(status)
+        events += self._end(status if self._item is None else last_status(self._item, status))
         response = self._response(choice, self._output, status)
         return [*events, self._event(f"response.{status}", response=response)]
 
@@ -152,6 +153,11 @@ def status_of(finish_reason: str | None) -> str:
     return "incomplete" if finish_reason == "length" else "completed"
 
 
+def last_status(item: TextItem | CallItem, status: str) -> str:
+    """A call whose arguments are whole was finished before the answer was cut."""
+    return "completed" if isinstance(item, CallItem) and item.call.input is not None else status
+
+
 def usage(prompt: PromptUsage | None, output_tokens: int) -> Json:
     """`cache_write_tokens` are those that the request computed, and so left to others."""
     input_tokens = prompt.prompt_tokens if prompt is not None else 0
@@ -181,6 +187,7 @@ def echoed(body: ResponsesBody, sampling: SamplingDefaults) -> Json:
         "top_p": used.top_p,
         "tools": asked["tools"],
         "tool_choice": asked["tool_choice"] or "auto",
+        "reasoning": {"effort": body.reasoning.effort, "summary": None},
         "text": {"format": asked["text"]["format"] or {"type": "text"}, "verbosity": asked["text"]["verbosity"]},
         "top_logprobs": body.top_logprobs or 0,
         "previous_response_id": None,

@@ -9,6 +9,7 @@ from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from scheduler.messages import Grammar, GrammarKind
 from server.errors import BadRequest
+from server.json_depth import TOO_DEEP, is_too_deep
 from server.strict import StrictModel, lacking, misplaced
 
 MAX_TEXT = 128 * 1024  # characters of a schema or a grammar; what bounds the time of compiling it
@@ -59,6 +60,8 @@ class StructuredOutputs(StrictModel):
                 value = orjson.loads(value)
             except orjson.JSONDecodeError as error:
                 raise ValueError(f"not the text of a JSON schema: {error}") from None
+            if is_too_deep(value):
+                raise ValueError(TOO_DEEP)
             if not isinstance(value, dict | bool):
                 raise ValueError("a JSON schema is an object")
         return value

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Discriminator, Field, Tag
 
+from server.json_depth import TOO_DEEP, is_too_deep
 from server.strict import StrictModel, conflict
 
 MAX_TOOLS = 128  # OpenAI's
@@ -81,11 +82,13 @@ def arguments_in(text: str) -> Json:
     try:
         found = json.loads(text or "{}", strict=False)  # models write line breaks within strings as they are
     except RecursionError:
-        raise ValueError("it is nested too deep") from None
+        raise ValueError(TOO_DEEP) from None
     except ValueError:
         found = {} if text.lstrip().startswith("{") else None
     if not isinstance(found, dict):
         raise ValueError("the text of a JSON object is wanted")
+    if is_too_deep(found):
+        raise ValueError(TOO_DEEP)
     # An escape may spell half a surrogate pair, which no tokenizer takes.
     spelled: Json = json.loads(json.dumps(found, ensure_ascii=False).encode(errors="replace"))
     return spelled
@@ -103,33 +106,29 @@ class FunctionCall(StrictModel):
     name: str = Field(min_length=1)
     arguments: Arguments
 
+    def for_template(self) -> Json:
+        return {"name": self.name, "arguments": arguments_in(self.arguments)}
+
 
 class ToolCall(StrictModel):
-    """A call that the assistant made earlier in the conversation."""
+    """A call that the assistant made earlier in the conversation. Clients that collect a stream keep its `index`."""
 
     id: str
+    index: int | None = None
     type: Literal["function"] = "function"
     function: FunctionCall
 
     def for_template(self) -> Json:
-        arguments = arguments_in(self.function.arguments)
-        return {
-            "id": self.id,
-            "type": "function",
-            "function": {"name": self.function.name, "arguments": arguments},
-        }
+        return {"id": self.id, "type": "function", "function": self.function.for_template()}
 
 
-def check_tools(tools: Sequence[Tool], choice: ToolChoice | None, parallel: bool) -> None:
+def check_tools(tools: Sequence[Tool], choice: ToolChoice | None) -> None:
     """Raises the error of a validation."""
     names = [tool.function.name for tool in tools]
     for index, name in enumerate(names):
         if name in names[:index]:
             raise conflict(f"tools[{index}].function.name", f"there is another function {name!r}")
-    if not tools:
-        if choice is not None and choice != "none":
-            raise conflict("tool_choice", "it is allowed only with tools")
-        if not parallel:
-            raise conflict("parallel_tool_calls", "it is allowed only with tools")
+    if not tools and choice not in (None, "none", "auto"):
+        raise conflict("tool_choice", "it is allowed only with tools")
     if isinstance(choice, NamedTool) and choice.function.name not in names:
         raise conflict("tool_choice", f"there is no function {choice.function.name!r} among the tools")

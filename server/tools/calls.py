@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from server.json_depth import is_too_deep
 from server.tools.body import Tool
 
 Json = dict[str, Any]
@@ -49,12 +50,13 @@ class Call:
 
 
 def object_in(text: str) -> Json | None:
-    """The JSON object that the text spells. Models write line breaks within strings as they are."""
+    """The JSON object that the text spells, unless it is nested too deep to be sent back. Models write line breaks
+    within strings as they are."""
     try:
         found = json.loads(text, strict=False)
     except (ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) else None
+    return found if isinstance(found, dict) and not is_too_deep(found) else None
 
 
 class ToolParser(Protocol):

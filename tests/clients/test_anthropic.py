@@ -102,7 +102,5 @@ def test_a_tool_is_called_and_its_result_goes_back(client: Anthropic) -> None:
 def test_errors_are_exceptions_that_name_the_field(client: Anthropic) -> None:
     with pytest.raises(anthropic.NotFoundError):
         client.messages.create(model="nobody", max_tokens=1, messages=ASK)
-    with pytest.raises(anthropic.BadRequestError, match="thinking"):
-        client.messages.create(
-            model=MODEL, max_tokens=2048, messages=ASK, thinking={"type": "enabled", "budget_tokens": 1024}
-        )
+    with pytest.raises(anthropic.BadRequestError, match="thinking.type"):
+        client.messages.create(model=MODEL, max_tokens=2048, messages=ASK, thinking={"type": "deep"})

@@ -62,15 +62,17 @@ HARMLESS: dict[str, Any] = {
     "safety_identifier": "s",
     "store": True,
     "user": "me",
+    "prediction": {"type": "content", "content": "x"},
+    "prompt_cache_options": {"mode": "implicit"},
+    "prompt_cache_retention": "24h",
+    "reasoning_effort": "high",  # a variable of the template, which this one does not have
+    "service_tier": "flex",
+    "verbosity": "low",
 }
 # The only value that is taken is the one that says what is the case anyway.
 OFF: dict[str, Any] = {
     "best_of": 1,
     "modalities": ["text"],
-    "prompt_cache_retention": "in_memory",
-    "reasoning_effort": "none",
-    "service_tier": "auto",
-    "verbosity": "medium",
 }
 REFUSED: dict[str, Any] = {
     "audio": {"voice": "alloy", "format": "wav"},
@@ -79,13 +81,7 @@ REFUSED: dict[str, Any] = {
     "functions": [{"name": "f"}],
     "modalities": ["text", "audio"],
     "moderation": {"model": "omni-moderation-latest"},
-    "prediction": {"type": "content", "content": "x"},
-    "prompt_cache_options": {"mode": "implicit"},
-    "prompt_cache_retention": "24h",
-    "reasoning_effort": "high",
-    "service_tier": "flex",
     "suffix": "tail",
-    "verbosity": "low",
     "web_search_options": {},
 }
 OF_THEIR_OWN_TESTS = {"response_format", "tools", "tool_choice", "parallel_tool_calls"}
