@@ -12,6 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NewType
 
+from cache.lineage import NO_LINEAGE, CopySource, Lineage
+
 if TYPE_CHECKING:
     from cache.node import PrefixNode
 
@@ -27,8 +29,8 @@ class Block:
     Only a published block is ever `pinned`.
 
     `checksum` is taken when the block is published. `published_at` and `checked_at` are the numbers of the steps after
-    which it was published and last found good; the cache's Integrity keeps these. `origin` is the node whose block its
-    first slots were copied from, and the number of the step that did: what befalls the one befalls the other.
+    which it was published and last found good; the cache's Integrity keeps these. `lineage` is what
+    its first slots were copied from, `source` stands for it in the lineage of those copied from it, if there are any.
     """
 
     block_id: BlockId
@@ -39,8 +41,15 @@ class Block:
     checksum: int | None = None
     published_at: int = 0
     checked_at: int = 0
-    origin: tuple[PrefixNode, int] | None = None
+    lineage: Lineage = NO_LINEAGE
+    source: CopySource | None = None
 
     @property
     def published(self) -> bool:
         return self.node is not None and self.node.block is self
+
+    def copied_from(self, other: Block, step: int) -> None:
+        """The first slots of this block were copied from `other` in the step of this number."""
+        if other.source is None:
+            other.source = CopySource(other.node)
+        self.lineage = other.lineage.copied_from(other.source, step)

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from cache.block import Block, BlockId
+from cache.lineage import Lineage
 from cache.node import PrefixNode
 from cache.pool import BlockPool
 from cache.tree import PrefixTree, subtree
@@ -105,12 +106,32 @@ class Integrity:
             if node.block is not None:
                 taint.nodes.append(node)
                 taint.blocks.add(node.block.block_id)
-            for below in subtree(node):
-                if below is not node and below.block is not None and below.block.published_at > since:
-                    todo.append((below, below.block.published_at - 1))
-            for block in self._pool.blocks:
-                if block.origin is not None and block.origin[0].hash == node.hash and block.origin[1] > since:
-                    taint.blocks.add(block.block_id)
-                    if block.published and block.node is not None:
-                        todo.append((block.node, block.published_at - 1))
+            todo += _below(node, since)
+            todo += _copies(node, since)
+            taint.blocks |= {
+                block.block_id
+                for block in self._pool.blocks
+                if not block.published and _copied_since(block.lineage, node, since)
+            }
         return taint
+
+
+def _below(node: PrefixNode, since: int) -> Iterator[tuple[PrefixNode, int]]:
+    """What was published below `node` since that step, and the step before its publication."""
+    for below in subtree(node):
+        if below is not node and below.block is not None and below.block.published_at > since:
+            yield below, below.block.published_at - 1
+
+
+def _copies(node: PrefixNode, since: int) -> Iterator[tuple[PrefixNode, int]]:
+    """What was copied from `node` since that step. Where the copy itself is gone, what was published below it."""
+    for copy in () if node.parent is None else node.parent.children:
+        if copy.block is not None and _copied_since(copy.block.lineage, node, since):
+            yield copy, copy.block.published_at - 1
+        elif _copied_since(copy.lineage, node, since):
+            yield from _below(copy, since)
+
+
+def _copied_since(lineage: Lineage, node: PrefixNode, since: int) -> bool:
+    step = lineage.step_from(node)
+    return step is not None and step > since

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from cache.hashing import common_tokens
 from cache.identity import BlockHash
+from cache.lineage import NO_LINEAGE
 
 if TYPE_CHECKING:
     from cache.block import Block
@@ -41,6 +42,7 @@ class PrefixNode:
         "resident",
         "block",
         "pending",
+        "lineage",
         "holds",
         "forgotten",
         "ttl",
@@ -59,6 +61,7 @@ class PrefixNode:
         self.resident: list[PrefixNode] = []
         self.block: Block | None = None  # published K/V on the device
         self.pending: Block | None = None  # K/V being computed; exclusive with `block`
+        self.lineage = NO_LINEAGE  # of all K/V it has had: what lies below may have been computed upon any of them
         self.holds = 0  # requests whose chain ends here
         self.forgotten = False  # pruned or invalidated: no longer in the tree, never matched again
         self.ttl: float | None = None  # seconds that the K/V outlive their last use; None: until they are evicted

@@ -6,6 +6,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 
 from cache.block import Block, BlockId
+from cache.lineage import NO_LINEAGE
 
 
 class OutOfBlocks(Exception):
@@ -132,7 +133,8 @@ class BlockPool:
     def _to_free_list(self, block: Block) -> None:
         block.written = 0
         block.checksum = None
-        block.origin = None
+        block.lineage = NO_LINEAGE
+        block.source = None
         self._free.append(block)
 
     def check_integrity(self) -> None:

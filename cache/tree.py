@@ -19,6 +19,7 @@ from cache.block import Block
 from cache.hashing import TOKEN_BYTES, BlockHasher
 from cache.history import LossHistory
 from cache.identity import BlockHash
+from cache.lineage import Lineage
 from cache.lookup import Lookup
 from cache.match import Match
 from cache.node import PrefixNode
@@ -153,6 +154,7 @@ class PrefixTree:
     def publish(self, node: PrefixNode, block: Block) -> Block:
         """The full `block` holds the K/V of `node`. Returns the block that does so from now on: if the node already
         has one, that one, and `block` stays the caller's own."""
+        _name_source(block, node)
         if node.block is not None:
             return node.block
         assert block.written == self.block_size, block
@@ -169,12 +171,13 @@ class PrefixTree:
     def publish_tail(self, parent: PrefixNode, tokens: bytes, block: Block) -> bool:
         """Keep the first slots of a block that did not fill, to be copied from. `tokens` are those of its written
         slots. False if a resident sibling has them all already."""
+        tail = PrefixNode(self._hash(parent.hash, tokens), tokens, parent, is_tail=True)
+        _name_source(block, tail)
         closest = parent.closest_resident(tokens)
         if closest is not None and closest[1] * TOKEN_BYTES == len(tokens):
             return False
         if closest is not None and closest[0].is_tail and tokens.startswith(closest[0].tokens):
             self._drop_idle_tail(closest[0])
-        tail = PrefixNode(self._hash(parent.hash, tokens), tokens, parent, is_tail=True)
         parent.children.add(tail)
         self._set_block(tail, block)
         return True
@@ -186,6 +189,7 @@ class PrefixTree:
     def _set_block(self, node: PrefixNode, block: Block) -> None:
         node.block = block
         block.node = node
+        node.lineage = node.lineage.joined(block.lineage)
         assert node.parent is not None
         node.parent.add_resident(node)
         self.on_publish(block)
@@ -243,6 +247,18 @@ class PrefixTree:
             parent.children.discard(node)
             self._prune(parent)
         return forgotten
+
+    def copies(self, node: PrefixNode) -> list[PrefixNode]:
+        """The nodes that have, or once had, K/V copied from those of `node`, which may be in the tree no longer. They
+        are its siblings: what was copied from its descendants are descendants too."""
+        siblings = () if node.parent is None else node.parent.children
+        return [sibling for sibling in siblings if sibling.lineage.step_from(node) is not None]
+
+    def lineages(self) -> Iterator[Lineage]:
+        """Those of all nodes, tails included."""
+        for root in self._roots.values():
+            for node in subtree(root):
+                yield node.lineage
 
     def lose_record(self, node: PrefixNode) -> None:
         """For tests and tiers: the record of `node` vanishes while its descendants' stay. What lies below can no
@@ -314,6 +330,12 @@ def subtree(node: PrefixNode) -> Iterator[PrefixNode]:
         current = stack.pop()
         yield current
         stack.extend(current.children)
+
+
+def _name_source(block: Block, node: PrefixNode) -> None:
+    """What was copied from `block` before it was published was copied from `node`."""
+    if block.source is not None:
+        block.source.node = node
 
 
 def _ignore(block: Block) -> None:

@@ -30,7 +30,7 @@ class CacheChanges:
             tops = [node for root in roots for node in self._of_prompt(operation, target, root.hash)]
             whole = False
         elif target.block_hash is not None:
-            tops = self._of_hash(target.block_hash)
+            tops = self._of_hash(operation, target.block_hash)
             whole = False
         else:
             tops = [self._tree.root(root.hash) for root in roots]
@@ -45,16 +45,18 @@ class CacheChanges:
         blocks = before - self._pool.findable
         return CacheEffect(blocks, blocks * self._block_bytes, {"device": blocks})
 
-    def _of_hash(self, text: str) -> list[PrefixNode]:
+    def _of_hash(self, operation: Operation, text: str) -> list[PrefixNode]:
         try:
             hash_ = BlockHash(bytes.fromhex(text))
         except ValueError:
             raise CommandRefused(f"{text!r} is not a block hash, which is hexadecimal", "block_hash") from None
         node = self._tree.node(hash_)
+        if node is None and operation is Operation.INVALIDATE:
+            return self._scheduler.sources(lambda source: source.hash == hash_)
         return [] if node is None else [node]
 
     def _of_prompt(self, operation: Operation, target: CacheTarget, root: BlockHash) -> list[PrefixNode]:
-        """For a drop the nodes themselves, for an invalidation the one where it begins."""
+        """For a drop the nodes themselves, for an invalidation the one where it begins, or what is left of it."""
         assert target.prompt is not None
         size = self._tree.block_size
         count = -(-len(target.prompt) // size)
@@ -69,16 +71,22 @@ class CacheChanges:
         if operation is Operation.INVALIDATE:
             wanted = wanted[:1]
         found = [chain[index] for index in wanted if index < len(chain)]
-        if count - 1 in wanted and len(chain) == len(hashes) < count and self._tree.has_root(root):
-            parent = chain[-1] if chain else self._tree.root(root)
-            found += _tails(parent, tokens[len(hashes) * size * TOKEN_BYTES :])
+        if len(chain) == count or len(chain) not in wanted or not self._tree.has_root(root):
+            return found
+        parent = chain[-1] if chain else self._tree.root(root)
+        ending = tokens[len(chain) * size * TOKEN_BYTES :][: size * TOKEN_BYTES]
+
+        def is_next(node: PrefixNode) -> bool:
+            """Does it hold the first block of the prompt that has no node, or its unfilled end?"""
+            same = node.tokens == ending if len(chain) < len(hashes) else node.is_tail and _is_end(node, ending)
+            return node.parent is parent and same
+
+        found += filter(is_next, parent.children)
+        if operation is Operation.INVALIDATE:
+            found += self._scheduler.sources(is_next)
         return found
 
 
-def _tails(parent: PrefixNode, tokens: bytes) -> list[PrefixNode]:
-    """The tails under `parent` that hold nothing but the first of `tokens`, or begin with all of them."""
-    return [
-        child
-        for child in parent.children
-        if child.is_tail and common_tokens(child.tokens, tokens) * TOKEN_BYTES == min(len(child.tokens), len(tokens))
-    ]
+def _is_end(tail: PrefixNode, tokens: bytes) -> bool:
+    """Does it hold nothing but the first of `tokens`, or begin with all of them?"""
+    return common_tokens(tail.tokens, tokens) * TOKEN_BYTES == min(len(tail.tokens), len(tokens))

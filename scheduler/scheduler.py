@@ -7,7 +7,7 @@ Pure decisions: no tensors, no I/O, and the clock is an argument. `schedule` -> 
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from cache.block import Block, BlockId
@@ -238,10 +238,7 @@ class Scheduler:
         for request in batch.requests:
             request.prompt_logprobs += (scored or {}).get(request.request_id, ())
         for copy in batch.copies:
-            if copy.source.node is not None:
-                copy.target.origin = copy.source.node, self.totals.steps + 1
-            elif copy.source.origin is not None:
-                copy.target.origin = copy.source.origin
+            copy.target.copied_from(copy.source, self.totals.steps + 1)
         self._settle(batch)
         for block, valid in batch.planned.items():
             block.written = valid
@@ -357,11 +354,11 @@ class Scheduler:
         found in the cache of that kind, so that the next one does not fail for it too."""
         first = min((request.first_written or 0) // self._tree.block_size, self._first_unsound(request))
         suspects = [block for block in request.table[first:] if block is not None]
-        sources = {block.origin[0] for block in suspects if block.origin is not None}
+        sources = {source.node for block in suspects for source in block.lineage.sources}
         if first < len(request.chain):
             self.invalidate(request.chain[first])
         for source in sources:
-            if source.block is not None and not self._is_sound(source.block):
+            if source is not None and source.block is not None and not self._is_sound(source.block):
                 self.drop(source, MissReason.CORRUPT)
         self._tables.suspect(block for block in suspects if not block.published)
         return self._finish(request, FinishReason.ERROR, now, error)
@@ -426,8 +423,12 @@ class Scheduler:
 
     def invalidate(self, node: PrefixNode) -> None:
         """`node` and all below it are no longer true, nor is what was copied from them. Running requests that hold any
-        of it finish on what they hold."""
+        of it finish on what they hold. `node` itself may be in the tree no longer."""
         self._tables.invalidate(node, self.running)
+
+    def sources(self, wanted: Callable[[PrefixNode], bool]) -> list[PrefixNode]:
+        """The wanted ones of the nodes that something was copied from; they may be in the tree no longer."""
+        return self._tables.sources(wanted, self.running)
 
     # -- integrity ----------------------------------------------------------------------------------------------------
 

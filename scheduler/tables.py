@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from cache.block import Block, BlockId
 from cache.hashing import TOKEN_BYTES
@@ -358,22 +358,26 @@ class BlockTables:
 
     def invalidate(self, node: PrefixNode, running: Iterable[Request]) -> None:
         """`node` and all below it are no longer true, nor is anything that was copied from them: all of it is
-        forgotten, and requests that hold any of it are detached."""
-        untrue = {gone.hash for gone in self._tree.invalidate(node)}
-        while copies := [block for block in self._pool.blocks if self._is_copy(block, untrue)]:
-            for block in copies:
-                block.origin = None
-                if block.published and block.node is not None:
-                    untrue.update(gone.hash for gone in self._tree.invalidate(block.node))
-                else:
+        forgotten, and requests that hold any of it are detached. `node` itself may be in the tree no longer."""
+        todo, seen = [node], {node}
+        while todo:
+            untrue = todo.pop()
+            self._tree.invalidate(untrue)
+            for copy in self._tree.copies(untrue):
+                if copy not in seen:
+                    seen.add(copy)
+                    todo.append(copy)
+            for block in _open_blocks(running):
+                if not block.published and block.lineage.step_from(untrue) is not None:
                     self._detach_holders(block, running)
         for request in running:
             if request.held is not None and request.held.forgotten:
                 self._detach(request, len(request.chain))
 
-    @staticmethod
-    def _is_copy(block: Block, untrue: set[BlockHash]) -> bool:
-        return block.origin is not None and block.origin[0].hash in untrue
+    def sources(self, wanted: Callable[[PrefixNode], bool], running: Iterable[Request]) -> list[PrefixNode]:
+        """The wanted ones of the nodes that something was copied from; they may be in the tree no longer."""
+        lineages = (*self._tree.lineages(), *(block.lineage for block in _open_blocks(running)))
+        return list({node for lineage in lineages for node in lineage.matching(wanted)})
 
     def _detach_holders(self, block: Block, running: Iterable[Request]) -> None:
         """Some slots of an unpublished block are no longer true: whoever holds it is detached from there on."""
@@ -400,6 +404,11 @@ class BlockTables:
     def _tokens(self, request: Request, index: int) -> bytes:
         """The encoded tokens of a full block."""
         return _encoded(request, index * self._block_size, (index + 1) * self._block_size)
+
+
+def _open_blocks(running: Iterable[Request]) -> list[Block]:
+    """The blocks of requests that may not be full yet, each as often as it is held."""
+    return [block for request in running for index in request.open if (block := request.table[index]) is not None]
 
 
 def _encoded(request: Request, start: int, end: int) -> bytes:

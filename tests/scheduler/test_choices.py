@@ -117,8 +117,8 @@ def test_a_copy_is_forgotten_with_what_the_first_had_copied() -> None:
     assert world.computed("c0") == [(36, 40)]
     world.step()
     copy = next(request for request in world.scheduler.running if request.request_id == "c1").table[2]
-    assert copy is not None and copy.origin is not None
-    origin = copy.origin[0]
+    assert copy is not None
+    origin = next(source.node for source in copy.lineage.sources if source.node is not None)
     world.scheduler.invalidate(origin)
     assert all(request.detached for request in world.scheduler.running)
     world.run()
