@@ -1,4 +1,4 @@
-"""P8's last promise: an invalidation reaches what was copied, whatever became of the source and of the copies between."""
+"""P8's last promise: an invalidation reaches copies, whatever became of their source and of the copies between."""
 
 from __future__ import annotations
 

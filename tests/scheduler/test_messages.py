@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 import pickle
 import typing
+from collections.abc import Mapping
 from enum import Enum
 from types import NoneType, UnionType
 
@@ -29,16 +30,18 @@ def example(kind: object) -> object:
         return example(next(argument for argument in arguments if argument is not NoneType))
     if origin is tuple:
         return (example(arguments[0]),) if arguments[-1] is ... else tuple(example(argument) for argument in arguments)
-    if origin is dict:
+    if origin in (dict, Mapping):
         return {example(arguments[0]): example(arguments[1])}
     if origin is list:
         return [example(arguments[0])]
+    if origin is frozenset:
+        return frozenset((example(arguments[0]),))
     if dataclasses.is_dataclass(kind):
         hints = typing.get_type_hints(kind)
         return kind(**{field.name: example(hints[field.name]) for field in dataclasses.fields(kind)})  # type: ignore[operator]
     if isinstance(kind, type) and issubclass(kind, Enum):
         return list(kind)[-1]
-    return {int: 7, float: 0.25, str: "text", bytes: b"\0\xff", bool: True}[kind]  # type: ignore[index]
+    return {int: 7, float: 0.25, str: "text", bytes: b"\0\xff", bool: True, object: "any"}[kind]  # type: ignore[index]
 
 
 @pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
