@@ -19,6 +19,10 @@ from server.tools.calls import Call, CallPiece
 
 Json = dict[str, Any]
 
+# Keys of a whole answer that are there in vLLM and OpenAI whether or not there is something to say.
+UNSAID: Json = {"system_fingerprint": None, "service_tier": None, "kv_transfer_params": None}
+NO_IDS: Json = {"token_ids": None}
+
 
 @dataclass(frozen=True, slots=True)
 class Extras:
@@ -97,7 +101,8 @@ class CompletionFormat:
         ]
         return {
             **self._header,
-            "choices": made,
+            **UNSAID,
+            "choices": [NO_IDS | {"prompt_token_ids": None, "prompt_logprobs": None} | each for each in made],
             "usage": usage(choices),
             **self._extras.reported(choices[0].report),
         }
@@ -181,9 +186,12 @@ class ChatFormat:
             )
         return {
             **self._header,
+            **UNSAID,
             "object": "chat.completion",
-            "choices": made,
+            "choices": [NO_IDS | each for each in made],
             "usage": usage(choices),
+            "prompt_token_ids": None,
+            "prompt_logprobs": None,
             **self._prompt_ids(),
             **scored_prompt(choices[0], self._tokenizer, self._extras),
             **self._extras.reported(choices[0].report),

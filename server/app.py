@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -23,6 +24,7 @@ from server.errors import (
     json_response,
     shorten,
 )
+from server.head_requests import HeadRequests
 from server.messages.errors import of_api_error
 from server.metrics import EngineMetrics
 from server.openapi import describe_bodies
@@ -51,7 +53,7 @@ def create_app(
     down."""
     metrics = EngineMetrics(settings.model_name, info)
     engine.observer = metrics
-    served = ServedModels(settings.model_name, adapters)
+    served = ServedModels(settings.model_name, adapters, settings.aliases)
     tool_format = FORMATS[settings.tool_call_parser]
     tags = WrittenTags.of(tokenizer, tool_format)
     state = ServerState(
@@ -71,6 +73,11 @@ def create_app(
     for routes in (completions, chat, responses, messages, models, tokenize, render, cache, adapter_routes, operations):
         app.include_router(routes.router)
     describe_bodies(app)
+    app.add_middleware(HeadRequests)
+    if settings.cors_origins:
+        app.add_middleware(
+            CORSMiddleware, allow_origins=settings.cors_origins, allow_methods=("*",), allow_headers=("*",)
+        )
     app.add_exception_handler(ApiError, on_api_error)
     app.add_exception_handler(ClientDisconnected, on_client_disconnected)
     app.add_exception_handler(HTTPException, on_http_exception)

@@ -62,7 +62,6 @@ class AsyncEngine:
     def __init__(self, make_engine: EngineFactory, observer: Observer | None = None) -> None:
         self.observer = observer
         self._engine = make_engine(self._deliver)
-        self.names: set[str] = set()  # of the streams that are open, as far as they have one
         self._live: dict[str, _Live] = {}
         self._steps: deque[StepOutput] = deque()
         self._wake_lock = threading.Lock()
@@ -115,9 +114,8 @@ class AsyncEngine:
         """Requests whose terminal event has not come yet, closed streams' included."""
         return len(self._live)
 
-    def generate(self, requests: Sequence[GenerationRequest], name: str | None = None) -> OutputStream:
-        """Submit all requests (their ids must be new) and stream their outputs. Raises Unavailable, EngineFailure, and
-        BadRequest if a stream of this name is open: it is left as it is.
+    def generate(self, requests: Sequence[GenerationRequest]) -> OutputStream:
+        """Submit all requests (their ids must be new) and stream their outputs. Raises Unavailable and EngineFailure.
 
         The stream must be closed (`with`, or `close()`): that aborts whatever has not ended.
         """
@@ -125,10 +123,7 @@ class AsyncEngine:
             raise Unavailable(STOPPING, code="shutting_down")
         if not self._engine.alive:
             raise EngineFailure(DEAD)
-        if name in self.names:
-            message = "Invalid 'request_id': a request of this id is being answered."
-            raise BadRequest(message, param="request_id", code="duplicate_request_id")
-        stream = OutputStream(self, len(requests), name)
+        stream = OutputStream(self, len(requests))
         try:
             for index, request in enumerate(requests):
                 self._live[request.request_id] = _Live(request, stream, index)
@@ -234,14 +229,11 @@ class OutputStream:
     """Outputs of one or more requests as `(index, RequestOutput)`; ends after the terminal output of each.
 
     Leaving the `with` block, or `close()`, aborts what has not ended. After `finish(index)` nothing more comes for
-    that request. Its `name` is taken until all have ended.
+    that request.
     """
 
-    def __init__(self, engine: AsyncEngine, size: int, name: str | None = None) -> None:
+    def __init__(self, engine: AsyncEngine, size: int) -> None:
         self.request_ids: list[str] = []
-        self._name = name
-        if name is not None:
-            engine.names.add(name)
         self._engine = engine
         self._open = set(range(size))  # indices whose terminal output has not been read
         self._pending: dict[int, _Pending] = {}
@@ -263,11 +255,11 @@ class OutputStream:
                 index = next(iter(self._pending))
                 output = self._pending.pop(index).merged()
                 if output.finish_reason is not None:
-                    self._ended(index)
+                    self._open.discard(index)
                 return index, output
             if self._failures:
                 index, output = self._failures.popitem()
-                self._ended(index)
+                self._open.discard(index)
                 return index, output
             self._waiter = asyncio.get_running_loop().create_future()
             try:
@@ -297,14 +289,8 @@ class OutputStream:
         for index in list(self._open):
             self._leave(index, FinishReason.ABORT)
 
-    def _ended(self, index: int) -> None:
-        self._open.discard(index)
-        if not self._open and self._name is not None:
-            self._engine.names.discard(self._name)
-            self._name = None
-
     def _leave(self, index: int, reason: FinishReason) -> None:
-        self._ended(index)
+        self._open.discard(index)
         self._pending.pop(index, None)
         self._failures.pop(index, None)
         if index < len(self.request_ids):

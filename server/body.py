@@ -11,6 +11,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
 
 from server.body_size import check_body_size
+from server.content_encoding import check_encoding, decode
 from server.errors import BadRequest, BodyTooLarge, BodyTooSlow, ClientDisconnected, shorten
 from server.json_depth import TOO_DEEP, is_too_deep
 from server.state import ServerSettings
@@ -68,20 +69,23 @@ async def beside_loop(request: Request, work: Callable[[], Result]) -> Result:
     """The result of `work` over the body of this request: on a thread where the body is large, so that others are
     answered meanwhile."""
     declared = request.headers.get("content-length", "")
-    if declared.isdecimal() and int(declared) <= QUICK_BYTES:
+    is_compressed = "content-encoding" in request.headers
+    if declared.isdecimal() and int(declared) <= QUICK_BYTES and not is_compressed:
         return work()
     return await asyncio.to_thread(work)
 
 
 async def read_raw(request: Request, settings: ServerSettings) -> bytes:
     check_content_type(request.headers.get("content-type"))
+    encoding = check_encoding(request.headers.get("content-encoding"))
     try:
         async with asyncio.timeout(settings.body_timeout):
-            return await read_bytes(request, settings.max_body_bytes)
+            raw = await read_bytes(request, settings.max_body_bytes)
     except TimeoutError:
         raise BodyTooSlow(settings.body_timeout) from None
     except ClientDisconnect:
         raise ClientDisconnected from None
+    return raw if encoding is None else await asyncio.to_thread(decode, raw, encoding, settings.max_body_bytes)
 
 
 def check_content_type(value: str | None) -> None:

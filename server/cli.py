@@ -239,7 +239,23 @@ def main() -> None:
     type=Number(0.1, 86400.0),
     help="Seconds that a connection stays open between two requests.",
 )
-@option("--served-model-name", help="What clients call the model. [default: the model's own name]")
+@option(
+    "--served-model-name",
+    multiple=True,
+    help="What clients call the model. May be repeated: it answers to each name, and answers give the first. "
+    "[default: the model's own name]",
+)
+@option(
+    "--cors-origin",
+    multiple=True,
+    help="An origin whose web pages may read answers, such as https://chat.example.com; * for all. May be repeated.",
+)
+@option(
+    "--sse-ping",
+    default=5.0,
+    type=Number(0.0, 3600.0),
+    help="Seconds of silence in a stream after which a ping is sent; 0 for none.",
+)
 @option(
     "--generation-config",
     default=DEFAULTS.generation_config,
@@ -264,7 +280,9 @@ def main() -> None:
 def serve(
     host: str,
     port: int,
-    served_model_name: str | None,
+    served_model_name: tuple[str, ...],
+    cors_origin: tuple[str, ...],
+    sse_ping: float,
     log_level: str,
     recovery: str,
     partial_reuse: str,
@@ -289,7 +307,9 @@ def serve(
     options = ServeOptions(
         host=host,
         port=port,
-        model_name=served_model_name,
+        model_names=served_model_name,
+        cors_origins=cors_origin,
+        sse_ping=sse_ping,
         tool_call_parser=tool_call_parser,
         reveal_cached_tokens=reveal_cached_tokens == "on",
         chat_template=chat_template,

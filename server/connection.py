@@ -11,7 +11,6 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from server.answers import Format
-from server.choice import Delta
 from server.errors import ApiError, ClientDisconnected, EngineFailure
 from server.generation import Generation
 from server.wire import DATA_WIRE, Json, Wire
@@ -45,24 +44,25 @@ class EventStream(Response):
     """The chunks of a generation as server-sent events, spelled by `wire`.
 
     Nothing is read from the generation while the client's socket takes no more, so a slow reader holds back only
-    itself. An error after the start is an event of its own, ahead of the wire's end.
+    itself. An error after the start is an event of its own, ahead of the wire's end. After each `ping` seconds of
+    silence a ping is sent, as proxies and clients give up on connections that send nothing; 0 sends none.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(
-        self, generation: Generation, answer: Format, first: tuple[int, Delta] | None, wire: Wire = DATA_WIRE
-    ) -> None:
+    def __init__(self, generation: Generation, answer: Format, wire: Wire = DATA_WIRE, ping: float = 0.0) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._generation = generation
         self._answer = answer
-        self._first = first
         self._wire = wire
+        self._ping = ping
+        self._last_sent = 0.0  # on the loop's clock
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            await send({"type": "http.response.body", "body": b"", "more_body": True})  # headers go out with a body
             await until_disconnect(receive, self._pump(send))
         except ClientDisconnected:
             pass
@@ -70,6 +70,7 @@ class EventStream(Response):
             self._generation.close()
 
     async def _pump(self, send: Send) -> None:
+        pinging = asyncio.ensure_future(self._send_pings(send))
         try:
             await self._pump_chunks(send)
         except ApiError as error:
@@ -78,12 +79,14 @@ class EventStream(Response):
             log.exception("an answer failed after its stream had begun")
             failure = EngineFailure("The server failed while it wrote this answer.")
             await self._send(send, self._wire.failure(failure))
+        finally:
+            pinging.cancel()
         await send({"type": "http.response.body", "body": self._wire.end(), "more_body": False})
 
     async def _pump_chunks(self, send: Send) -> None:
         choices = self._generation.choices
+        step = await self._generation.next()
         await self._send(send, self._answer.opening(choices))
-        step = self._first
         while step is not None:
             await self._send(send, self._answer.chunks(*step))
             step = await self._generation.next()
@@ -91,5 +94,18 @@ class EventStream(Response):
 
     async def _send(self, send: Send, contents: list[Json]) -> None:
         if contents:
-            body = b"".join(map(self._wire.event, contents))
-            await send({"type": "http.response.body", "body": body, "more_body": True})
+            await self._write(send, b"".join(map(self._wire.event, contents)))
+
+    async def _send_pings(self, send: Send) -> None:
+        if not self._ping:
+            return
+        clock = asyncio.get_running_loop().time
+        self._last_sent = clock()
+        while True:
+            await asyncio.sleep(self._last_sent + self._ping - clock())
+            if clock() >= self._last_sent + self._ping:
+                await self._write(send, self._wire.ping())
+
+    async def _write(self, send: Send, body: bytes) -> None:
+        await send({"type": "http.response.body", "body": body, "more_body": True})
+        self._last_sent = asyncio.get_running_loop().time()

@@ -8,6 +8,7 @@ ApiError                    any error with an HTTP status and OpenAI's error obj
 +-- UnknownAdapter          404
 +-- BodyTooSlow             408
 +-- BodyTooLarge            413
++-- UnsupportedEncoding     415: the body is compressed in a way that is not known here
 +-- EngineFailure           500: the engine failed this request
 +-- Unavailable             503: the engine is gone, or the server is shutting down
 ClientDisconnected          nobody is left to answer
@@ -15,6 +16,7 @@ ClientDisconnected          nobody is left to answer
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import orjson
@@ -73,8 +75,9 @@ class UnknownModel(ApiError):
     status = 404
     kind = "invalid_request_error"
 
-    def __init__(self, name: str) -> None:
-        super().__init__(f"The model {name!r} does not exist.", param="model", code="model_not_found")
+    def __init__(self, name: str, served: Sequence[str]) -> None:
+        message = f"The model {name!r} does not exist. Served here: {', '.join(served)}."
+        super().__init__(message, param="model", code="model_not_found")
 
 
 class RouteError(ApiError):
@@ -113,6 +116,16 @@ class BodyTooLarge(ApiError):
 
     def __init__(self, limit: int) -> None:
         super().__init__(f"The request body is larger than {limit} bytes.", code="request_too_large")
+
+
+class UnsupportedEncoding(ApiError):
+    status = 415
+    kind = "invalid_request_error"
+
+    def __init__(self, name: str, supported: Sequence[str]) -> None:
+        message = f"The content encoding {shorten(name, 40)!r} is not supported; {', '.join(supported)} are."
+        super().__init__(message, code="unsupported_encoding")
+        self.headers = {"Accept-Encoding": ", ".join(supported)}
 
 
 class EngineFailure(ApiError):

@@ -7,6 +7,7 @@ from typing import Any
 
 Json = dict[str, Any]
 
+UNSAID = {"system_fingerprint": None, "service_tier": None, "kv_transfer_params": None}
 MODEL = "smollm2"
 HEADER: Json = {"created": 1767225600, "model": MODEL}
 ASK: Json = {"model": MODEL, "messages": [{"role": "user", "content": "The capital of France?"}]}
@@ -41,7 +42,19 @@ COMPLETION = Example(
         "id": "cmpl-6f2a",
         "object": "text_completion",
         **HEADER,
-        "choices": [{"index": 0, "text": " Paris.", "logprobs": None, "finish_reason": "length", "stop_reason": None}],
+        **UNSAID,
+        "choices": [
+            {
+                "index": 0,
+                "text": " Paris.",
+                "logprobs": None,
+                "finish_reason": "length",
+                "stop_reason": None,
+                "token_ids": None,
+                "prompt_token_ids": None,
+                "prompt_logprobs": None,
+            }
+        ],
         "usage": usage(5, 4, 0),
     },
     'data: {"id":"cmpl-6f2a","object":"text_completion","created":1767225600,"model":"smollm2",'
@@ -55,6 +68,9 @@ CHAT = Example(
         "id": "chatcmpl-6f2a",
         **HEADER,
         "object": "chat.completion",
+        **UNSAID,
+        "prompt_token_ids": None,
+        "prompt_logprobs": None,
         "choices": [
             {
                 "index": 0,
@@ -62,6 +78,7 @@ CHAT = Example(
                 "logprobs": None,
                 "finish_reason": "stop",
                 "stop_reason": None,
+                "token_ids": None,
             }
         ],
         "usage": usage(36, 3, 32),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Sequence
 
@@ -14,6 +15,8 @@ from server.reports import report_json
 
 log = logging.getLogger("pagekv")
 
+Step = tuple[int, Delta] | None
+
 
 class Generation:
     """Deltas of all choices in the order they are made. `close` aborts whatever has not ended, and may be repeated."""
@@ -23,14 +26,28 @@ class Generation:
         engine: AsyncEngine,
         requests: Sequence[GenerationRequest],
         choices: Sequence[Choice],
-        answer_id: str | None = None,
     ) -> None:
-        """Raises what AsyncEngine.generate does; BadRequest if an answer of this id is being made."""
+        """Raises what AsyncEngine.generate does."""
         self.choices = choices
-        self._stream = engine.generate(requests, answer_id)
+        self._stream = engine.generate(requests)
+        self._first: asyncio.Task[Step] | None = None  # the first step, if `begin` was called and nobody has taken it
 
-    async def next(self) -> tuple[int, Delta] | None:
+    async def begin(self, seconds: float) -> None:
+        """Wait for the first step, but no longer than `seconds`. Raises ApiError if it fails by then; otherwise `next`
+        gives the step."""
+        self._first = asyncio.ensure_future(self._advance())
+        await asyncio.wait((self._first,), timeout=seconds)
+        if self._first.done():
+            self._first.result()
+
+    async def next(self) -> Step:
         """The next delta and the index of its choice, or None when all have ended. Raises ApiError."""
+        if self._first is None:
+            return await self._advance()
+        first, self._first = self._first, None
+        return await first
+
+    async def _advance(self) -> Step:
         async for index, output in self._stream:
             log_report(output)
             delta = self.choices[index].push(output)
@@ -46,6 +63,8 @@ class Generation:
 
     def close(self) -> None:
         self._stream.close()
+        if self._first is not None and not self._first.cancel() and not self._first.cancelled():
+            self._first.exception()  # nobody waits for it any more, so asyncio need not log it
 
 
 def log_report(output: RequestOutput) -> None:

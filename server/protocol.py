@@ -41,7 +41,7 @@ RequestId = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-
 
 
 class StreamOptions(StrictModel):
-    """`continuous_usage_stats` (vLLM's) has every chunk tell the usage so far of its own choice."""
+    """With `continuous_usage_stats` (vLLM's) and `include_usage` every chunk tells the usage so far of its choice."""
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
@@ -155,7 +155,7 @@ class GenerationBody(StrictModel):
 
     @property
     def continuous_usage(self) -> bool:
-        return self.stream_options is not None and self.stream_options.continuous_usage_stats
+        return self.include_usage and self.stream_options is not None and self.stream_options.continuous_usage_stats
 
     @property
     def logprobs_wanted(self) -> int | None:

@@ -21,6 +21,8 @@ from server.protocol import GenerationBody
 from server.state import ServerState
 from server.wire import DATA_WIRE, Wire
 
+QUICK_FAILURE = 0.1  # seconds
+
 log = logging.getLogger("pagekv")
 
 
@@ -36,14 +38,15 @@ async def respond(
 ) -> Response:
     """One choice for each prompt, whose text it `continues`, or else answers with a text of its own.
 
-    Raises ClientDisconnected, and ApiError until the first output is there; later errors go into the stream.
+    A stream sends its headers at once: it only waits QUICK_FAILURE, so that a request which the engine refuses right
+    away is answered with a status. Later errors are events of the stream. Raises ClientDisconnected and ApiError.
     """
     requests, choices = expand(server, body, answer.id, prepared, continues)
-    generation = Generation(server.engine, requests, choices, answer.id)
+    generation = Generation(server.engine, requests, choices)
     try:
         if body.stream:
-            first = await until_disconnect(request.receive, generation.next())
-            return EventStream(generation, answer, first, wire)
+            await until_disconnect(request.receive, generation.begin(QUICK_FAILURE))
+            return EventStream(generation, answer, wire, server.settings.sse_ping)
         await until_disconnect(request.receive, generation.run())
     except BaseException:
         generation.close()
@@ -57,7 +60,7 @@ def expand(
     """What the engine is asked, and a Choice for each: `n` of every prompt, one prompt after the other. The others of
     a prompt come after its first, which computes the prompt; a report is of the first."""
     report = body.cache_report or log.isEnabledFor(logging.DEBUG)
-    # A client's name for its answer may be used again while the engine still ends the earlier one's requests.
+    # A client's name for its answer may be in use: two answers of one name are two requests.
     name = answer_id if body.request_id is None else f"{answer_id}-{secrets.token_hex(4)}"
     requests: list[GenerationRequest] = []
     choices: list[Choice] = []

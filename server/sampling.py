@@ -71,11 +71,14 @@ def refuse_nothing_to_say(body: GenerationBody, bad_words: Sequence[tuple[int, .
 
 def biases(by_token: Mapping[str, float], vocab_size: int) -> tuple[tuple[int, float], ...]:
     """OpenAI's map of token ids, which JSON makes strings of, to what is added to their logits. Raises BadRequest."""
-    found = []
-    for key, bias in by_token.items():
-        if not (key.isascii() and key.isdecimal() and key == str(int(key[:20])) and int(key) < vocab_size):
-            param = shorten(f"logit_bias.{key}", 100)
-            message = f"Invalid {param!r}: a key is a token id below {vocab_size}, in digits."
-            raise BadRequest(message, param=param, code="invalid_token_id")
-        found.append((int(key), bias))
-    return tuple(found)
+    bad = [key for key in by_token if not is_token_id(key, vocab_size)]
+    if bad:
+        param = shorten(f"logit_bias.{bad[0]}", 100) if len(bad) == 1 else "logit_bias"
+        named = shorten(", ".join(repr(shorten(key, 40)) for key in bad), 1000)
+        message = f"Invalid {param!r}: a key is a token id below {vocab_size}, in digits, which {named} is not."
+        raise BadRequest(message, param=param, code="invalid_token_id")
+    return tuple((int(key), bias) for key, bias in by_token.items())
+
+
+def is_token_id(key: str, vocab_size: int) -> bool:
+    return key.isascii() and key.isdecimal() and key == str(int(key[:20])) and int(key) < vocab_size

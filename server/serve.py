@@ -63,7 +63,9 @@ class ServeOptions:
 
     host: str = "127.0.0.1"
     port: int = 8000  # 0 picks a free one
-    model_name: str | None = None  # None: the model's own
+    model_names: tuple[str, ...] = ()  # answers call the model by the first; none: its own name
+    cors_origins: tuple[str, ...] = ()
+    sse_ping: float = 5.0  # seconds; 0 for no pings
     tool_call_parser: str = DEFAULT_FORMAT
     reveal_cached_tokens: bool = False
     chat_template: str | None = None  # path of a file; None: the model's own
@@ -82,13 +84,17 @@ def run(make_engine: EngineFactory, options: ServeOptions) -> None:
         try:
             from server.state import ServerSettings
 
+            names = options.model_names or (info.model_name or Path(info.model_path).stem,)
             settings = ServerSettings(
-                options.model_name or info.model_name or Path(info.model_path).stem,
+                names[0],
+                aliases=names[1:],
+                cors_origins=options.cors_origins,
+                sse_ping=options.sse_ping,
                 tool_call_parser=options.tool_call_parser,
                 clamps_max_tokens=options.clamps_max_tokens,
                 reveal_cached_tokens=options.reveal_cached_tokens,
             )
-            adapters = list_adapters(engine, settings.model_name)
+            adapters = list_adapters(engine, names)
             tokenizer = loading.result()
             listen(listener, engine, info, tokenizer, settings, adapters, options)
         finally:
@@ -200,11 +206,12 @@ class TokenizerLoading:
         return self._loaded.result()
 
 
-def list_adapters(engine: AsyncEngine, model_name: str) -> tuple[AdapterInfo, ...]:
+def list_adapters(engine: AsyncEngine, model_names: Sequence[str]) -> tuple[AdapterInfo, ...]:
     """Those that the engine was started with. Raises ServeError where a client could not tell one from the model."""
     adapters: tuple[AdapterInfo, ...] = engine.call(ListAdapters(), tuple)
-    if any(adapter.name == model_name for adapter in adapters):
-        raise ServeError(f"--lora {model_name}: this is the name of the model itself")
+    for adapter in adapters:
+        if adapter.name in model_names:
+            raise ServeError(f"--lora {adapter.name}: this is the name of the model itself")
     return adapters
 
 

@@ -25,8 +25,10 @@ class ServedModels:
     adapter that is not there.
     """
 
-    def __init__(self, base: str, adapters: Iterable[AdapterInfo] = ()) -> None:
+    def __init__(self, base: str, adapters: Iterable[AdapterInfo] = (), aliases: Iterable[str] = ()) -> None:
+        """`base` is the name by which answers call the model; it answers to its `aliases` as well."""
         self.base = base
+        self._bases = frozenset((base, *aliases))
         self.created = int(time.time())
         self.changing = asyncio.Lock()
         self._adapters: dict[str, ServedAdapter] = {}
@@ -38,11 +40,18 @@ class ServedModels:
 
         Raises UnknownModel.
         """
-        if model is None or model == self.base:
+        if model is None or model in self._bases:
             return None
         if model not in self._adapters:
-            raise UnknownModel(model)
+            raise UnknownModel(model, [self.base, *self._adapters])
         return model
+
+    def is_base(self, name: str) -> bool:
+        return name in self._bases
+
+    def name_of(self, model: str | None) -> str:
+        """What an answer calls the `model` that it was asked for. Raises UnknownModel."""
+        return self.adapter(model) or self.base
 
     def get(self, name: str) -> ServedAdapter | None:
         return self._adapters.get(name)

@@ -24,6 +24,9 @@ class ServerSettings:
     max_body_bytes: int = 4 * 1024 * 1024
     body_timeout: float = 60.0  # seconds that a client may take to send a body
     tool_call_parser: str = DEFAULT_FORMAT  # how the model writes calls of tools
+    aliases: tuple[str, ...] = ()  # other names of the model
+    cors_origins: tuple[str, ...] = ()  # whose pages may read answers; "*" for all
+    sse_ping: float = 5.0  # seconds of silence in a stream after which a ping is sent; 0 for none
     clamps_max_tokens: bool = False  # take more tokens than the context has room for as all that it has
     reveal_cached_tokens: bool = False  # a plan tells the cached token at a first difference to everyone
 

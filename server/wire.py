@@ -10,6 +10,8 @@ from server.errors import ApiError
 
 Json = dict[str, Any]
 
+COMMENT = b": ping\n\n"  # clients skip a line that begins with a colon
+
 
 class Wire(Protocol):
     def event(self, content: Json) -> bytes:
@@ -17,6 +19,9 @@ class Wire(Protocol):
 
     def failure(self, error: ApiError) -> list[Json]:
         """The contents of the events that tell of an error after the stream has begun."""
+
+    def ping(self) -> bytes:
+        """What shows that the server is still there while there is nothing to say."""
 
     def end(self) -> bytes:
         """What comes after the last event."""
@@ -31,6 +36,9 @@ class DataWire:
     def failure(self, error: ApiError) -> list[Json]:
         return [error.body()]
 
+    def ping(self) -> bytes:
+        return COMMENT
+
     def end(self) -> bytes:
         return b"data: [DONE]\n\n"
 
@@ -40,6 +48,9 @@ class NamedWire:
 
     def event(self, content: Json) -> bytes:
         return f"event: {content['type']}\ndata: ".encode() + orjson.dumps(content) + b"\n\n"
+
+    def ping(self) -> bytes:
+        return COMMENT
 
     def end(self) -> bytes:
         return b""

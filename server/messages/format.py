@@ -58,6 +58,9 @@ class MessagesFormat(NamedWire):
     def failure(self, error: ApiError) -> list[Json]:
         return [of_api_error(error)]
 
+    def ping(self) -> bytes:
+        return self.event({"type": "ping"})
+
     def _message(self, choice: Choice, content: list[Json], output_tokens: int) -> Json:
         return {
             "id": self.id,

@@ -22,7 +22,7 @@ async def load(request: Request) -> Response:
     server = state_of(request)
     body = await read_body(request, LoadAdapterBody, server.settings)
     name = body.lora_name
-    if name == server.models.base:
+    if server.models.is_base(name):
         raise BadRequest(f"Invalid 'lora_name': {name!r} is the base model.", param="lora_name", code="invalid_value")
     async with server.models.changing:
         info = await server.engine.command(LoadAdapter(name, body.lora_path), AdapterInfo)

@@ -22,5 +22,5 @@ async def create_chat_completion(request: Request) -> Response:
     server = state_of(request)
     body = await read_body(request, ChatBody, server.settings)
     prepared = await until_disconnect(request.receive, prepare_chat(server, body))
-    answer = ChatFormat(body.model or server.models.base, server.tokenizer, Extras.of(body, [prepared]))
+    answer = ChatFormat(server.models.name_of(body.model), server.tokenizer, Extras.of(body, [prepared]))
     return await respond(request, server, body, answer, [prepared], continues=body.continue_final_message)

@@ -22,5 +22,5 @@ async def create_completion(request: Request) -> Response:
     server = state_of(request)
     body = await read_body(request, CompletionBody, server.settings)
     prepared = await until_disconnect(request.receive, prepare_completion(server, body))
-    answer = CompletionFormat(body.model or server.models.base, server.tokenizer, Extras.of(body, prepared))
+    answer = CompletionFormat(server.models.name_of(body.model), server.tokenizer, Extras.of(body, prepared))
     return await respond(request, server, body, answer, prepared, continues=True)

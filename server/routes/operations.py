@@ -15,7 +15,6 @@ router = APIRouter()
 
 
 @router.get("/health")
-@router.head("/health", include_in_schema=False)
 async def health(request: Request) -> Response:
     """200 while the engine's thread lives, else 503."""
     if state_of(request).engine.alive:

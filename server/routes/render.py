@@ -22,7 +22,7 @@ async def render_completion(request: Request) -> Response:
     server = state_of(request)
     body = await read_body(request, CompletionBody, server.settings)
     prepared = await until_disconnect(request.receive, prepare_completion(server, body))
-    model = body.model or server.models.base
+    model = server.models.name_of(body.model)
     return json_response([{"model": model, "token_ids": each.prompt.token_ids} for each in prepared])
 
 
@@ -31,4 +31,4 @@ async def render_chat_completion(request: Request) -> Response:
     server = state_of(request)
     body = await read_body(request, ChatBody, server.settings)
     prepared = await until_disconnect(request.receive, prepare_chat(server, body))
-    return json_response({"model": body.model or server.models.base, "token_ids": prepared.prompt.token_ids})
+    return json_response({"model": server.models.name_of(body.model), "token_ids": prepared.prompt.token_ids})

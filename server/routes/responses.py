@@ -27,5 +27,5 @@ async def create_response(request: Request) -> Response:
     with named_as(RENAMINGS):
         chat = await beside_loop(request, lambda: validate(chat_fields(body), ChatBody))
         prepared = await until_disconnect(request.receive, prepare_chat(server, chat))
-    answer = ResponsesFormat(body.model or server.models.base, body, server.tokenizer, server.info.sampling)
+    answer = ResponsesFormat(server.models.name_of(body.model), body, server.tokenizer, server.info.sampling)
     return await respond(request, server, chat, answer, [prepared], continues=False, wire=answer)

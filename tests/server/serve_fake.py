@@ -10,6 +10,7 @@ from collections.abc import Callable
 from scheduler.messages import EngineInfo
 from server.serve import ServeError, ServeOptions, run
 from server.start import end_process, leave_at_signals
+from server.text.encoding import Encoded, EncodeJob
 from server.tokenizer import Tokenizer
 from tests.server.fake_engine import FakeEngine
 from tests.server.harness import ByteTokenizer
@@ -41,10 +42,10 @@ class HungEngine(FakeEngine):
 
 
 class HungTokenizer(ByteTokenizer):
-    def encode_with_offsets(self, text: str, max_tokens: int | None = None) -> tuple[list[int], list[int]]:
-        if text == "hang":
+    def encode_job(self, job: EncodeJob) -> Encoded:
+        if job.text == "hang":
             hang()
-        return super().encode_with_offsets(text, max_tokens)
+        return super().encode_job(job)
 
 
 def main() -> None:

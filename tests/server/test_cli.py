@@ -60,6 +60,7 @@ def test_every_option(started: Started) -> None:
     given += " --num-blocks 10 --max-model-len 99 --max-num-seqs 3 --max-num-batched-tokens 77 --recovery truncate"
     given += " --partial-reuse off --served-model-name me --threads 2 --log-level error"
     given += ' --generation-config none --override-generation-config {"top_k":5}'
+    given += " --served-model-name myself --cors-origin https://a.example --sse-ping 1.5"
     given += " --keep-alive 5 --max-tokens-policy clamp"
     given += " --pin-share 0.5 --scrub-rate 0 --reveal-cached-tokens on --lora x=/a/b --lora y=c=d"
     given += f" --chat-template {__file__} --tool-call-parser hermes"
@@ -87,7 +88,9 @@ def test_every_option(started: Started) -> None:
     assert options == ServeOptions(
         host="::1",
         port=0,
-        model_name="me",
+        model_names=("me", "myself"),
+        cors_origins=("https://a.example",),
+        sse_ping=1.5,
         reveal_cached_tokens=True,
         chat_template=__file__,
         log_level="error",

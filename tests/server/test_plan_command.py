@@ -76,7 +76,10 @@ def test_forms_of_a_prompt(server: RealServer, tmp_path: Path) -> None:
 
 def test_what_the_server_refuses(server: RealServer) -> None:
     result = plan(server.url, "--model", "gpt-9", "hello")
-    assert (result.exit_code, result.output) == (1, "Error: The model 'gpt-9' does not exist. (HTTP 404)\n")
+    assert (result.exit_code, result.output) == (
+        1,
+        "Error: The model 'gpt-9' does not exist. Served here: tiny. (HTTP 404)\n",
+    )
     result = plan(server.url, "--salt", "", "hello")
     assert result.exit_code == 1 and "cache_salt" in result.output
 
