@@ -79,7 +79,10 @@ class Lane:
         with self._lock:
             if self._closed or ticket.cancelled:
                 raise Stopped
-            if self._process is None or self._process.ended:
+            if self._process is not None and self._process.ended:
+                self._process.end()  # its pipes are still open
+                self._process = None
+            if self._process is None:
                 self._process = TextProcess(self._limits)
             self._running = ticket
             return self._process

@@ -12,22 +12,27 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import orjson
+import psutil  # type: ignore[import-untyped]
 
 from server.text.frames import Frame, read_frame, write_frame
 from server.text.limits import OUT_OF_MEMORY, Limits
 
 ROOT = Path(__file__).parents[2]  # where `server` is
 # One thread, and one arena of memory: threads would reserve more than they use, against the limit.
-ENVIRONMENT = {"TOKENIZERS_PARALLELISM": "false", "MALLOC_ARENA_MAX": "1"}
+ENVIRONMENT = {"TOKENIZERS_PARALLELISM": "false", "MALLOC_ARENA_MAX": "1", "RUST_BACKTRACE": "0"}
 BY_MEMORY = {OUT_OF_MEMORY, -signal.SIGABRT, -signal.SIGKILL}  # Python, Rust and the system, each its own way
+
+
+STUCK = 5  # seconds between two looks at a process that has not answered
 
 
 class TextProcessError(Exception):
@@ -63,13 +68,7 @@ class TextProcess:
         paths = [str(ROOT), *(path for path in sys.path if path)]
         self._limits = limits
         self._process = subprocess.Popen(
-            [
-                sys.executable,
-                "-S",
-                "-s",
-                "-m",
-                "server.text.worker",
-            ],  # `site` takes longer than all else
+            [sys.executable, "-S", "-s", "-m", "server.text.worker"],  # `site` takes longer than all else
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, **ENVIRONMENT, "PYTHONPATH": os.pathsep.join(paths)},
@@ -94,6 +93,7 @@ class TextProcess:
         assert self._process.stdin is not None and self._process.stdout is not None
         try:
             write_frame(self._process.stdin, Frame(job))
+            self._await(self._process.stdout)
             frame = read_frame(self._process.stdout)
         except (OSError, ValueError):  # it ended before it had read all
             frame = None
@@ -104,6 +104,18 @@ class TextProcess:
         if frame.fault:
             raise JobRefused(frame.payload.decode("utf-8", "replace"))
         return frame.payload
+
+    def _await(self, results: IO[bytes]) -> None:
+        """Until there is a result, or none to come. A process that neither works nor waits for the processor hangs in
+        what it does for want of memory, as a handler that needs some itself; it is ended as one that was refused it."""
+        seen = None
+        while not select.select([results], [], [], STUCK)[0]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process = psutil.Process(self._process.pid)
+                work = process.cpu_times()[:2]
+                if work == seen and process.status() == psutil.STATUS_SLEEPING:
+                    self._process.send_signal(signal.SIGABRT)
+                seen = work
 
     def kill(self) -> None:
         """From any thread; whoever asks gets Stopped."""

@@ -62,8 +62,10 @@ def answer(handle: Handler, job: bytes, limits: Limits, results: IO[bytes], resi
         payload, fault = handle(job), False
     except JobFault as error:
         payload, fault = str(error).encode("utf-8", "replace"), True
-    except MemoryError:
-        os._exit(OUT_OF_MEMORY)
+    except BaseException as error:  # a panic of a library in Rust is no Exception
+        if isinstance(error, MemoryError) or "memory" in str(error):
+            os._exit(OUT_OF_MEMORY)
+        raise
     end_job()
     grown = 0 if resident is None else (memory_of("VmRSS") or 0) - resident
     last = grown > limits.kept or (resident is None and fault)
