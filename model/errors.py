@@ -3,6 +3,7 @@
 ModelError
 ├── ModelNotFound      nothing readable at that path, package or hub id
 ├── UnsupportedModel   readable, but serving it would compute something else than its authors meant
+├── BadConfig          a value of the configuration cannot be, whatever the weights are
 ├── BadWeights         the files are damaged, incomplete or do not fit the configuration
 └── AdapterError       a LoRA adapter that cannot be read, or that this network cannot apply as it was meant
 """
@@ -20,6 +21,10 @@ class ModelNotFound(ModelError):
 
 class UnsupportedModel(ModelError):
     """The model needs something this network does not compute. Refused rather than served wrongly."""
+
+
+class BadConfig(ModelError):
+    """A value of the configuration that no network can be built from; the message names file and key."""
 
 
 class BadWeights(ModelError):

@@ -5,42 +5,56 @@ The keys and the layout are llama.cpp's (gguf-py/gguf/constants.py and convert_h
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable
 from typing import Any
 
 import gguf
-import numpy as np
 import torch
 
-from model.config import ModelConfig, RopeConfig
-from model.errors import BadWeights, UnsupportedModel
-from model.gguf_file import GgufFile
-
-_log = logging.getLogger(__name__)
+from model.config import ModelConfig
+from model.config_check import check_config
+from model.errors import BadConfig, BadWeights, UnsupportedModel
+from model.gguf_file import GgufFile, shorten
+from model.gguf_rope import rope_from_gguf
+from model.gguf_values import Values
 
 ARCHITECTURES = {
     "llama": gguf.MODEL_ARCH.LLAMA,  # Llama and Mistral
     "qwen2": gguf.MODEL_ARCH.QWEN2,
     "qwen3": gguf.MODEL_ARCH.QWEN3,
 }
-ROPE_FREQS = "rope_freqs.weight"
 
 _READ = frozenset(
     """
     block_count context_length embedding_length feed_forward_length vocab_size attention.head_count
     attention.head_count_kv attention.key_length attention.value_length attention.layer_norm_rms_epsilon
     attention.sliding_window rope.freq_base rope.dimension_count rope.scaling.type rope.scaling.factor
-    rope.scaling.original_context_length
+    rope.scaling.original_context_length rope.scaling.attn_factor rope.scaling.yarn_beta_fast
+    rope.scaling.yarn_beta_slow
     """.split()  # noqa: SIM905
 )
+_KEYS = {
+    "hidden_size": "embedding_length",
+    "intermediate_size": "feed_forward_length",
+    "num_layers": "block_count",
+    "num_heads": "attention.head_count",
+    "num_kv_heads": "attention.head_count_kv",
+    "head_dim": "attention.key_length",
+    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+    "rope": "rope.freq_base",
+    "max_positions": "context_length",
+}
+NO_TOKEN = 2**32 - 1
+"""How llama.cpp writes -1, which says that there is no such token, into an unsigned key."""
 # Keys that say nothing about what is computed, or that may only hold the value at which they do not.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "attention.causal": (True,),
     "expert_count": (0,),
     "expert_used_count": (0,),
     "rope.scaling.finetuned": (True, False),
-    "rope.scaling.attn_factor": (0.0, 1.0),
+    "rope.scaling.yarn_attn_factor": (0.0, 1.0),
+    "rope.scaling.yarn_ext_factor": (-1.0, 1.0),
+    "rope.scaling.yarn_log_multiplier": (0.0,),
     "attention.scale": (0.0,),
     "logit_scale": (0.0, 1.0),
     "residual_scale": (0.0, 1.0),
@@ -57,17 +71,18 @@ def config_from_gguf(file: GgufFile) -> ModelConfig:
         BadWeights: a key or tensor that every file of the architecture has is missing.
     """
     architecture = file.get("general.architecture")
-    if architecture not in ARCHITECTURES:
+    if not isinstance(architecture, str) or architecture not in ARCHITECTURES:
         known = ", ".join(ARCHITECTURES)
-        raise UnsupportedModel(f"{file.path}: GGUF architecture {architecture!r} is not one of {known}.")
+        raise UnsupportedModel(f"{file.path}: GGUF architecture {shorten(architecture)} is not one of {known}.")
     _refuse_other_math(file, architecture)
-    values = _Values(file, architecture)
+    values = Values(file, architecture)
+    _refuse_missing_layers(file, values)
     num_heads, hidden_size = values.integer("attention.head_count"), values.integer("embedding_length")
     head_dim = values.integer("attention.key_length", hidden_size // num_heads)
     for key in ("attention.value_length", "rope.dimension_count"):
         if values.integer(key, head_dim) != head_dim:
             raise UnsupportedModel(f"{file.path}: {architecture}.{key} is not the head size, {head_dim}.")
-    return ModelConfig(
+    config = ModelConfig(
         architecture=architecture,
         vocab_size=_vocab_size(file),
         hidden_size=hidden_size,
@@ -77,7 +92,7 @@ def config_from_gguf(file: GgufFile) -> ModelConfig:
         num_kv_heads=values.integer("attention.head_count_kv", num_heads),
         head_dim=head_dim,
         rms_norm_eps=values.number("attention.layer_norm_rms_epsilon"),
-        rope=_rope(file, values, head_dim),
+        rope=rope_from_gguf(file, values, head_dim),
         max_positions=values.integer("context_length"),
         tie_embeddings="output.weight" not in file.tensors,
         qkv_bias="blk.0.attn_q.bias" in file.tensors,
@@ -85,39 +100,22 @@ def config_from_gguf(file: GgufFile) -> ModelConfig:
         mlp_bias="blk.0.ffn_down.bias" in file.tensors,
         qk_norm=architecture == "qwen3",
         sliding_window=values.integer("attention.sliding_window", 0) or None,
-        bos_token_id=file.get("tokenizer.ggml.bos_token_id"),
+        bos_token_id=_token_id(file, "tokenizer.ggml.bos_token_id"),
         eos_token_ids=_eos_token_ids(file),
     )
+    check_config(config, file.path, {name: f"{architecture}.{key}" for name, key in _KEYS.items()})
+    return config
 
 
-class _Values:
-    """The `<architecture>.*` keys of a file, by type."""
+def _refuse_missing_layers(file: GgufFile, values: Values) -> None:
+    """Before anything is made for each of them: a damaged file may count billions."""
+    wanted, there = values.integer("block_count"), len({name.split(".")[1] for name in file.tensors if _is_block(name)})
+    if wanted > there:
+        raise BadConfig(f"{file.path}: {values.name('block_count')} is {wanted}, but the file has tensors of {there}.")
 
-    def __init__(self, file: GgufFile, architecture: str) -> None:
-        self._file, self._prefix = file, architecture
 
-    def get(self, key: str, default: Any = None) -> Any:
-        value = self._file.get(f"{self._prefix}.{key}", default)
-        if value is None:
-            raise BadWeights(f"{self._file.path} has no {self._prefix}.{key} in its metadata.")
-        return value
-
-    def integer(self, key: str, default: int | None = None) -> int:
-        value = self.get(key, default)
-        if isinstance(value, list):  # one value per layer, as networks with uneven layers have
-            if len(set(value)) != 1:
-                raise UnsupportedModel(f"{self._file.path}: {self._prefix}.{key} differs between layers: {value}")
-            value = value[0]
-        if int(value) <= 0 and default != 0:
-            raise BadWeights(f"{self._file.path}: {self._prefix}.{key} is {value}.")
-        return int(value)
-
-    def number(self, key: str, default: float | None = None) -> float:
-        """A float32 of the file as the shortest decimal that rounds to it: 1e-05, not 9.999999747378752e-06.
-
-        That is what the number was before it was written, so the same model read from either format agrees.
-        """
-        return float(str(np.float32(self.get(key, default))))
+def _is_block(tensor: str) -> bool:
+    return tensor.startswith("blk.") and tensor.count(".") > 1
 
 
 def _refuse_other_math(file: GgufFile, architecture: str) -> None:
@@ -137,36 +135,21 @@ def _vocab_size(file: GgufFile) -> int:
     return file.shape("token_embd.weight")[0]
 
 
-def _rope(file: GgufFile, values: _Values, head_dim: int) -> RopeConfig:
-    theta = values.number("rope.freq_base", 10000.0)
-    kind = values.get("rope.scaling.type", "none")
-    if kind not in ("none", "linear"):
-        raise UnsupportedModel(
-            f"{file.path}: rope scaling {kind!r} is not supported; its angles may depend on the length of the text, "
-            "which would make cached keys stale. Supported: none, linear, and factors in rope_freqs.weight."
-        )
-    factors = _frequency_factors(file, head_dim)
-    if kind == "none":
-        return RopeConfig(theta=theta, frequency_factors=factors)
-    factor = values.number("rope.scaling.factor", 1.0)
-    if factors is not None and factor != 1.0:
-        raise UnsupportedModel(f"{file.path}: linear rope scaling together with {ROPE_FREQS} is not supported.")
-    return RopeConfig(theta=theta, kind="linear", factor=factor, frequency_factors=factors)
-
-
-def _frequency_factors(file: GgufFile, head_dim: int) -> tuple[float, ...] | None:
-    if ROPE_FREQS not in file.tensors:
-        return None
-    factors = file.tensor(ROPE_FREQS).flatten().tolist()
-    if len(factors) != head_dim // 2 or not all(factor > 0 for factor in factors):
-        raise BadWeights(f"{file.path}: {ROPE_FREQS} holds {len(factors)} factors, expected {head_dim // 2} above 0.")
-    return tuple(factors)
-
-
 def _eos_token_ids(file: GgufFile) -> tuple[int, ...]:
     keys = ("eos_token_id", "eot_token_id", "eom_token_id")
-    ids = (file.get(f"tokenizer.ggml.{key}") for key in keys)
-    return tuple(dict.fromkeys(int(token_id) for token_id in ids if token_id is not None))
+    ids = (_token_id(file, f"tokenizer.ggml.{key}") for key in keys)
+    return tuple(dict.fromkeys(token_id for token_id in ids if token_id is not None))
+
+
+def _token_id(file: GgufFile, key: str) -> int | None:
+    """Raises BadConfig for what no token of the vocabulary can be."""
+    value = file.get(key)
+    if value is None or value in (-1, NO_TOKEN):
+        return None
+    size = _vocab_size(file)
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < size:
+        raise BadConfig(f"{file.path}: {key} is {shorten(value)}, expected a token id below {size}.")
+    return value
 
 
 def tensor_names(config: ModelConfig, names: Iterable[str]) -> dict[str, str]:

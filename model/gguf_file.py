@@ -12,7 +12,7 @@ import torch
 from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType
 
 from model.cpu.dequantize import dequantize
-from model.errors import BadWeights, UnsupportedModel
+from model.errors import BadConfig, BadWeights, UnsupportedModel
 from model.quantized import QuantizedTensor
 
 UNQUANTIZED = frozenset({GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationType.BF16})
@@ -37,6 +37,7 @@ class GgufFile:
 
     Raises:
         BadWeights: the file is truncated, damaged or no GGUF.
+        BadConfig: split.count is no number.
         UnsupportedModel: big-endian, one part of a split model, or a quantization that is not supported.
     """
 
@@ -51,7 +52,10 @@ class GgufFile:
         self._fields = reader.fields
         self.keys = tuple(key for key in reader.fields if not key.startswith("GGUF."))
         self.tensors = {tensor.name: tensor for tensor in reader.tensors}
-        if int(self.get("split.count", 1)) > 1:
+        parts = self.get("split.count", 1)
+        if not isinstance(parts, int) or isinstance(parts, bool):
+            raise BadConfig(f"{path}: split.count is {shorten(parts)}, expected an integer.")
+        if parts > 1:
             raise UnsupportedModel(f"{path} is one part of a split model; merge it first with `gguf-split --merge`.")
         for tensor in reader.tensors:
             if tensor.tensor_type not in SUPPORTED_TYPES:
@@ -63,7 +67,10 @@ class GgufFile:
     def get(self, key: str, default: Any = None) -> Any:
         """A metadata value: a scalar, a string, a list of numbers; lists of strings (the vocabulary) come out empty."""
         field = self._fields.get(key)
-        return default if field is None else field.contents()
+        try:
+            return default if field is None else field.contents()
+        except (ValueError, IndexError, TypeError) as error:
+            raise BadConfig(f"{self.path}: the value of {key} cannot be read: {error}") from error
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Of the dequantized tensor, slowest dimension first as in torch."""
@@ -125,3 +132,9 @@ class _HeaderReader(GGUFReader):
         for _ in range(count):
             offset += 8 + int(length.unpack_from(buffer, offset)[0])
         return offset
+
+
+def shorten(value: object) -> str:
+    """A metadata value as an error shows it."""
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

@@ -13,8 +13,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from model.config import ModelConfig, RopeConfig
-from model.errors import ModelNotFound, UnsupportedModel
+from model.config import ModelConfig
+from model.config_check import check_config
+from model.errors import BadConfig, ModelNotFound, UnsupportedModel
+from model.hf_rope import rope_from_hf
+from model.hf_values import check_values, is_nested_too_deep, short, token_ids
 
 _log = logging.getLogger(__name__)
 
@@ -53,50 +56,83 @@ _KNOWN = set(_NEUTRAL) | set(
     """
     _name_or_path architectures attention_bias attention_dropout bos_token_id dtype eos_token_id head_dim hidden_act
     hidden_size initializer_range intermediate_size is_llama_config layer_types max_position_embeddings
-    max_window_layers mlp_bias model_type num_attention_heads num_hidden_layers num_key_value_heads pad_token_id
-    pretraining_tp rms_norm_eps rope_parameters rope_scaling rope_theta sliding_window tie_word_embeddings torch_dtype
-    transformers.js_config transformers_version unsloth_fixed unsloth_version use_cache use_sliding_window vocab_size
+    max_window_layers mlp_bias model_type num_attention_heads num_hidden_layers num_key_value_heads
+    original_max_position_embeddings pad_token_id pretraining_tp rms_norm_eps rope_parameters rope_scaling rope_theta
+    sliding_window tie_word_embeddings torch_dtype transformers.js_config transformers_version unsloth_fixed
+    unsloth_version use_cache use_sliding_window vocab_size
     """.split()  # noqa: SIM905
 )
 
 
-def config_from_hf(path: Path) -> ModelConfig:
+_KEYS = {
+    "num_layers": "num_hidden_layers",
+    "num_heads": "num_attention_heads",
+    "num_kv_heads": "num_key_value_heads",
+    "rope": "rope_theta",
+    "max_positions": "max_position_embeddings",
+    "eos_token_ids": "eos_token_id",
+}
+
+
+def config_from_hf(path: Path, num_layers: int | None = None) -> ModelConfig:
     """The ModelConfig of a Hugging Face directory.
+
+    `num_layers` is how many layers the weights have: a config that asks for more is refused before anything is made
+    for each of them.
 
     Raises:
         ModelNotFound: config.json is missing or is not JSON.
+        BadConfig: a value that cannot be, or more layers than there are; file and key are named.
         UnsupportedModel: it asks for something this network does not compute; the key and value are named.
     """
-    raw = _read_json(path / "config.json")
+    file = path / "config.json"
+    raw = _read_json(file)
     model_type = raw.get("model_type")
-    if model_type not in _CAUSAL_LM:
-        raise UnsupportedModel(f"{path}: model_type {model_type!r} is not one of {', '.join(_CAUSAL_LM)}.")
+    if not isinstance(model_type, str) or model_type not in _CAUSAL_LM:
+        raise UnsupportedModel(f"{path}: model_type {short(model_type)} is not one of {', '.join(_CAUSAL_LM)}.")
     _refuse_other_math(path, raw)
-    config = _parse(path)
-    if config.hidden_act not in ("silu", "swish"):
-        raise UnsupportedModel(f"{path}: hidden_act {config.hidden_act!r} is not silu.")
-    heads = config.num_attention_heads
-    attention_bias = bool(getattr(config, "attention_bias", False))
+    check_values(file, raw)
+    if num_layers is not None and raw.get("num_hidden_layers", 0) > num_layers:
+        raise BadConfig(f"{file}: num_hidden_layers is {raw['num_hidden_layers']}, but the weights have {num_layers}.")
+    parsed = _parse(path)
+    if parsed.hidden_act not in ("silu", "swish"):
+        raise UnsupportedModel(f"{path}: hidden_act {parsed.hidden_act!r} is not silu.")
+    config = _as_model_config(path, raw, parsed)
+    check_config(config, file, _KEYS)
+    return config
+
+
+def _as_model_config(path: Path, raw: Mapping[str, Any], parsed: Any) -> ModelConfig:
+    """`parsed` is transformers' own config object."""
+    heads, model_type = parsed.num_attention_heads, raw["model_type"]
+    attention_bias = bool(getattr(parsed, "attention_bias", False))
+    head_dim = getattr(parsed, "head_dim", None) or parsed.hidden_size // heads
+    positions = parsed.max_position_embeddings
+    rope = rope_from_hf(path / "config.json", parsed.rope_parameters, head_dim, positions)
+    if rope.kind == "yarn":  # some configs still say the original length there, and are meant for the extended one
+        positions = max(positions, int(rope.original_max_positions * rope.factor))
     return ModelConfig(
         architecture=model_type,
-        vocab_size=config.vocab_size,
-        hidden_size=config.hidden_size,
-        intermediate_size=config.intermediate_size,
-        num_layers=config.num_hidden_layers,
+        vocab_size=parsed.vocab_size,
+        hidden_size=parsed.hidden_size,
+        intermediate_size=parsed.intermediate_size,
+        num_layers=parsed.num_hidden_layers,
         num_heads=heads,
-        num_kv_heads=getattr(config, "num_key_value_heads", None) or heads,
-        head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
-        rms_norm_eps=float(config.rms_norm_eps),
-        rope=_rope(path, config.rope_parameters, config.max_position_embeddings),
-        max_positions=config.max_position_embeddings,
-        tie_embeddings=bool(config.tie_word_embeddings),
+        num_kv_heads=getattr(parsed, "num_key_value_heads", None) or heads,
+        head_dim=head_dim,
+        rms_norm_eps=float(parsed.rms_norm_eps),
+        rope=rope,
+        max_positions=positions,
+        tie_embeddings=bool(parsed.tie_word_embeddings),
         qkv_bias=model_type == "qwen2" or attention_bias,
         o_bias=model_type in ("llama", "qwen3") and attention_bias,
-        mlp_bias=bool(getattr(config, "mlp_bias", False)),
+        mlp_bias=bool(getattr(parsed, "mlp_bias", False)),
         qk_norm=model_type == "qwen3",
-        sliding_window=_sliding_window(path, config),
-        bos_token_id=_first(config.bos_token_id),
-        eos_token_ids=_eos_token_ids(path, raw, config.eos_token_id),
+        sliding_window=_sliding_window(path, parsed),
+        bos_token_id=next(
+            iter(token_ids(path / "config.json", "bos_token_id", parsed.bos_token_id, parsed.vocab_size)), None
+        ),
+        eos_token_ids=_eos_token_ids(path, raw, parsed),
     )
 
 
@@ -105,8 +141,14 @@ def _read_json(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise ModelNotFound(f"{path} does not exist.") from error
+    except RecursionError:
+        raise ModelNotFound(f"{path} is nested too deeply.") from None
     except ValueError as error:
         raise ModelNotFound(f"{path} is not valid JSON: {error}") from error
+    except OSError as error:
+        raise ModelNotFound(f"{path} cannot be read: {error.strerror}.") from error
+    if is_nested_too_deep(value):
+        raise ModelNotFound(f"{path} is nested too deeply.")
     if not isinstance(value, dict):
         raise ModelNotFound(f"{path} holds no JSON object.")
     return value
@@ -140,30 +182,6 @@ def _refuse_other_math(path: Path, raw: Mapping[str, Any]) -> None:
         _log.warning("%s: config keys that this server does not know are not used: %s", path, ", ".join(unknown))
 
 
-def _rope(path: Path, parameters: Mapping[str, Any], max_positions: int) -> RopeConfig:
-    kind = parameters.get("rope_type", "default")
-    theta = float(parameters["rope_theta"])
-    if parameters.get("partial_rotary_factor", 1.0) != 1.0 or parameters.get("mrope_section"):
-        raise UnsupportedModel(f"{path}: partial or sectioned rotary positions are not supported: {dict(parameters)}")
-    if kind == "default":
-        return RopeConfig(theta=theta)
-    if kind == "linear":
-        return RopeConfig(theta=theta, kind="linear", factor=float(parameters["factor"]))
-    if kind == "llama3":
-        return RopeConfig(
-            theta=theta,
-            kind="llama3",
-            factor=float(parameters["factor"]),
-            low_freq_factor=float(parameters["low_freq_factor"]),
-            high_freq_factor=float(parameters["high_freq_factor"]),
-            original_max_positions=int(parameters.get("original_max_position_embeddings") or max_positions),
-        )
-    raise UnsupportedModel(
-        f"{path}: rope type {kind!r} is not supported; its angles may depend on the length of the text, which would "
-        "make cached keys stale. Supported: default, linear, llama3."
-    )
-
-
 def _sliding_window(path: Path, config: Any) -> int | None:
     """The window that every layer has, or None. Windows in some layers only are refused."""
     layer_types = set(getattr(config, "layer_types", None) or ["full_attention"])
@@ -178,17 +196,12 @@ def _sliding_window(path: Path, config: Any) -> int | None:
     return None
 
 
-def _first(token_id: int | list[int] | None) -> int | None:
-    return token_id[0] if isinstance(token_id, list) else token_id
-
-
-def _eos_token_ids(path: Path, raw: Mapping[str, Any], config_eos: int | list[int] | None) -> tuple[int, ...]:
+def _eos_token_ids(path: Path, raw: Mapping[str, Any], parsed: Any) -> tuple[int, ...]:
     """Every id that ends a text, generation_config.json's first: chat models name their turn's end only there."""
     generation_path = path / "generation_config.json"
     generation = _read_json(generation_path) if generation_path.is_file() else {}
-    ids: dict[int, None] = {}
-    for value in (generation.get("eos_token_id"), raw.get("eos_token_id", config_eos)):
-        for token_id in value if isinstance(value, list) else [value]:
-            if token_id is not None:
-                ids[int(token_id)] = None
-    return tuple(ids)
+    ids = token_ids(generation_path, "eos_token_id", generation.get("eos_token_id"), parsed.vocab_size)
+    ids += token_ids(
+        path / "config.json", "eos_token_id", raw.get("eos_token_id", parsed.eos_token_id), parsed.vocab_size
+    )
+    return tuple(dict.fromkeys(ids))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from tqdm import tqdm  # type: ignore[import-untyped]
@@ -12,13 +13,17 @@ from model.advice import advice_of_directory, advice_of_gguf
 from model.config import ModelConfig
 from model.digest import WeightsDigest, config_parts, digesting
 from model.errors import BadWeights
-from model.gguf_config import ROPE_FREQS, config_from_gguf, restore_rows, tensor_names
+from model.gguf_config import config_from_gguf, restore_rows, tensor_names
 from model.gguf_file import GgufFile
+from model.gguf_rope import ROPE_TENSORS
 from model.hf_config import config_from_hf
+from model.hf_names import EMBEDDING, HEAD, count_layers, is_computed, stored_names
 from model.quantized import QuantizedTensor
 from model.safetensors_file import SafetensorsWeights
 from model.source import ModelSource, SourceKind
 from model.tensors import Shape, expected_tensors
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +71,10 @@ class OpenedModel:
     quantized: Callable[[str], QuantizedTensor | None]
     advice: Mapping[str, object]
 
+    def settled(self, longest: int) -> OpenedModel:
+        """With rotary angles that are the same for texts of any length up to `longest` tokens."""
+        return replace(self, config=replace(self.config, rope=self.config.rope.settled(longest)))
+
     def load(self, *, dtype: torch.dtype, device: torch.device, progress: bool = True) -> LoadedModel:
         """Convert each tensor to `dtype` and put it on `device`; one tensor at a time, to spare memory. What the file
         has of it is digested meanwhile.
@@ -107,18 +116,34 @@ def _with_progress(tensors: Iterable[ReadTensor], count: int, label: str | None)
 
 
 def _open_hf(source: ModelSource) -> OpenedModel:
-    config = config_from_hf(source.path)
     files = SafetensorsWeights(source.path)
+    config = config_from_hf(source.path, num_layers=count_layers(files.names()))
+    names = stored_names(files.names(), config)
+    if config.tie_embeddings and HEAD in names and not _equal(files, names[HEAD], names[EMBEDDING]):
+        _log.warning(
+            "%s: config.json ties the head to the embedding, but %s holds other values; the head is used, as "
+            "transformers does.",
+            source.path,
+            names[HEAD],
+        )
+        config = replace(config, tie_embeddings=False)
     expected = expected_tensors(config)
-    ignored = {name for name in files.names() if name.endswith("rotary_emb.inv_freq")}
-    if config.tie_embeddings:
-        ignored.add("lm_head.weight")  # a second copy of the embedding that some checkpoints keep
-    found = {name: files.shape(name) for name in files.names() - ignored}
-    _check(source, expected, found)
+    _check(source, expected, {name: files.shape(stored) for name, stored in names.items() if name in expected})
+    if extra := sorted(name for name in files.names() - set(names.values()) if not is_computed(name)):
+        _log.warning("%s: tensors that this model does not use: %s", source.path, _listed(extra))
+    canonical = {names[name]: name for name in expected}
     # A copy even where nothing is converted: a view of the file would change, or crash, along with the file.
-    tensors = (ReadTensor(name, tensor.clone()) for name, tensor in files.read(set(expected)))
+    tensors = (ReadTensor(canonical[name], tensor.clone()) for name, tensor in files.read(set(canonical)))
     advice = {**source.advice, **advice_of_directory(source.path)}
     return OpenedModel(config, source, tensors, lambda name: None, advice)
+
+
+def _equal(files: SafetensorsWeights, first: str, second: str) -> bool:
+    if files.shape(first) != files.shape(second):
+        return False
+    # One at a time from each file: both may be gigabytes, and are not needed any more.
+    pairs = zip(files.rows(first), files.rows(second), strict=True)
+    return all(torch.equal(ours.float(), theirs.float()) for ours, theirs in pairs)
 
 
 def _open_gguf(source: ModelSource) -> OpenedModel:
@@ -128,7 +153,7 @@ def _open_gguf(source: ModelSource) -> OpenedModel:
     names = tensor_names(config, expected)
     canonical = {gguf_name: name for name, gguf_name in names.items()}
     # What the network does not read keeps its own name, so that the error shows what the file calls it.
-    found = {canonical.get(name, name): file.shape(name) for name in file.tensors if name != ROPE_FREQS}
+    found = {canonical.get(name, name): file.shape(name) for name in file.tensors if name not in ROPE_TENSORS}
     _check(source, expected, found)
     tensors = (_read_gguf(file, name, names[name], config) for name in expected)
     advice = {**source.advice, **advice_of_gguf(file)}

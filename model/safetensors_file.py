@@ -16,13 +16,16 @@ from model.errors import BadWeights, UnsupportedModel
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
 _FLOATS = {"F64", "F32", "F16", "BF16"}
+_ROWS = 4096
 
 
 class SafetensorsWeights:
     """Which file holds which tensor; every header is read and checked on construction, no values yet.
 
+    Where an index says which shard holds a tensor, a copy in another shard is stale and is not read.
+
     Raises:
-        BadWeights: a file is missing, damaged or cut off, or the index and the files disagree; it is named.
+        BadWeights: a file is missing, damaged, cut off or no regular file, or lacks what the index says; it is named.
         UnsupportedModel: a tensor is not of a float type (a quantized checkpoint).
     """
 
@@ -32,14 +35,16 @@ class SafetensorsWeights:
         index = _read_index(path / _INDEX) if (path / _INDEX).is_file() else None
         files = sorted({path / name for name in index.values()}) if index is not None else [_single_file(path)]
         for file in files:
-            self._read_header(file)
+            self._read_header(file, index or {})
         if index is not None:
             _check_index(path, index, self._files)
 
-    def _read_header(self, file: Path) -> None:
+    def _read_header(self, file: Path, index: dict[str, str]) -> None:
         with _opened(file) as handle:
             names: list[str] = list(handle.keys())
             for name in names:
+                if index.get(name, file.name) != file.name:
+                    continue
                 if name in self._files:
                     raise BadWeights(f"The tensor {name} is both in {self._files[name]} and in {file}.")
                 part = handle.get_slice(name)
@@ -54,6 +59,13 @@ class SafetensorsWeights:
     def shape(self, name: str) -> tuple[int, ...]:
         return self._shapes[name]
 
+    def rows(self, name: str) -> Iterator[torch.Tensor]:
+        """The tensor in pieces of some rows."""
+        with _opened(self._files[name]) as handle:
+            part = handle.get_slice(name)
+            for start in range(0, self._shapes[name][0], _ROWS):
+                yield part[start : start + _ROWS]
+
     def read(self, names: set[str]) -> Iterator[tuple[str, torch.Tensor]]:
         """The named tensors, file by file, each a view of the mapped file: copy it before it is kept."""
         for file in sorted({self._files[name] for name in names}):
@@ -65,6 +77,8 @@ class SafetensorsWeights:
 def _single_file(path: Path) -> Path:
     if path.is_file():
         return path
+    if path.exists() and not path.is_dir():
+        raise BadWeights(f"{path} is not a regular file.")
     files = sorted(path.glob("*.safetensors"))
     if path / _SINGLE in files:
         return path / _SINGLE
@@ -78,7 +92,7 @@ def _read_index(file: Path) -> dict[str, str]:
     try:
         weight_map = json.loads(file.read_text(encoding="utf-8"))["weight_map"]
         entries = {str(name): str(shard) for name, shard in weight_map.items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise BadWeights(f"{file} is not an index of safetensors shards: {error!r}") from error
     for shard in sorted(set(entries.values())):
         if Path(shard).name != shard:
@@ -94,6 +108,8 @@ def _check_index(path: Path, index: dict[str, str], files: dict[str, Path]) -> N
 
 @contextmanager
 def _opened(file: Path) -> Iterator[Any]:
+    if file.exists() and not file.is_file():  # to open a FIFO would wait for a writer for ever
+        raise BadWeights(f"{file} is not a regular file.")
     try:
         with safe_open(file, framework="pt", device="cpu") as handle:
             yield handle

@@ -85,6 +85,7 @@ class Engine:
         self._clock = clock
         self._device = _choose_device(config.device)
         opened = open_model(resolve(config.model))
+        opened = opened.settled(config.max_model_len or opened.config.max_positions)
         model = opened.config
         sampling = _sampling_defaults(config, opened)
         found(str(opened.source.path))

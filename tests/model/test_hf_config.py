@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from model.config import ModelConfig, RopeConfig
-from model.errors import ModelNotFound, UnsupportedModel
+from model.errors import BadConfig, ModelNotFound, UnsupportedModel
 from model.hf_config import config_from_hf
 from tests.model.tiny_checkpoints import FAMILIES, SIZES
 
@@ -121,11 +122,7 @@ def test_mistral_without_a_window(tmp_path: Path) -> None:
         ({"architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClassification"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope type 'dynamic'"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "rope type 'yarn'"),
-        (
-            {"rope_scaling": {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}},
-            "rope type 'longrope'",
-        ),
+        ({"rope_scaling": {"rope_type": "ntk", "factor": 2.0}}, "rope type 'ntk'"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5"),
         ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantization_config"),
         ({"auto_map": {"AutoModelForCausalLM": "modeling_x.X"}}, "auto_map"),
@@ -159,11 +156,85 @@ def test_keys_of_other_tools_are_told_and_left(tmp_path: Path, caplog: pytest.Lo
     ]
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "null"])
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", "[" * 10_000 + "]" * 10_000, '{"a":' * 70 + "1" + "}" * 70])
 def test_a_broken_config_file(text: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(ModelNotFound, match=r"config\.json"):
         config_from_hf(tmp_path)
+
+
+VALUES_THAT_CANNOT_BE: list[tuple[str, object]] = [
+    *((key, value) for key in ("vocab_size", "hidden_size", "max_position_embeddings") for value in (0, -1, 10**18)),
+    *(("num_hidden_layers", value) for value in (0, 2.5, "2", None, True, [2])),
+    *(("num_attention_heads", value) for value in (0, -4, 10**12)),
+    *(("intermediate_size", value) for value in (0, math.nan)),
+    *(("num_key_value_heads", value) for value in (0, 3, 8, -2, "2")),
+    *(("head_dim", value) for value in (-16, 15, "16")),
+    *(("rms_norm_eps", value) for value in (0, -1e-5, math.nan, math.inf, 10**12, None, "1e-5")),
+    *(("rope_theta", value) for value in (0, -1.0, 1, math.nan, math.inf, "10000")),
+    *(("eos_token_id", value) for value in (10**12, 128, -2, [2, 10**12], "2", [[2]], 2.0, True)),
+    *(("bos_token_id", value) for value in (10**12, 128, "1", {})),
+    ("tie_word_embeddings", "false"),
+    ("attention_bias", 1),
+    ("hidden_act", 3),
+    ("sliding_window", -1),
+    ("rope_scaling", "yarn"),
+]
+
+
+@pytest.mark.parametrize(("key", "value"), VALUES_THAT_CANNOT_BE, ids=str)
+def test_a_value_that_cannot_be_is_named(key: str, value: object, tmp_path: Path) -> None:
+    with pytest.raises(BadConfig, match=rf"config\.json: {key} is ") as caught:
+        config_from_hf(write(tmp_path, {**LLAMA, key: value}))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "named"),
+    [
+        ({"rope_type": "yarn", "factor": 0}, "factor is 0"),
+        ({"rope_type": "yarn", "factor": math.nan}, "factor is nan"),
+        ({"rope_type": "yarn", "factor": 2.0, "beta_fast": "x"}, "beta_fast is 'x'"),
+        ({"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 0}, "original_max_position_"),
+        ({"rope_type": "linear", "factor": math.inf}, "factor is inf"),
+        ({"rope_type": "linear", "factor": None}, "factor is None"),
+        ({"rope_type": "longrope", "factor": 2.0, "short_factor": [1.0] * 8, "long_factor": [0.0] * 8}, "long_factor"),
+        ({"rope_type": "longrope", "factor": 2.0, "short_factor": [1.0] * 4, "long_factor": [1.0] * 8}, "short_factor"),
+        ({"rope_type": "default", "rope_theta": 0.0}, "rope_theta is 0.0"),
+    ],
+)
+def test_a_rotary_setting_that_cannot_be_is_named(parameters: dict[str, Any], named: str, tmp_path: Path) -> None:
+    config = {key: value for key, value in LLAMA.items() if not key.startswith("rope_")}
+    with pytest.raises(BadConfig, match=named):
+        config_from_hf(write(tmp_path, {**config, "rope_parameters": {"rope_theta": 500000.0, **parameters}}))
+
+
+@pytest.mark.parametrize("value", [10**12, 128, [2, -7], "2", {}])
+def test_an_eos_id_of_the_generation_config_that_cannot_be_is_named(value: object, tmp_path: Path) -> None:
+    with pytest.raises(BadConfig, match=r"generation_config\.json: eos_token_id is "):
+        config_from_hf(write(tmp_path, LLAMA, {"eos_token_id": value}))
+
+
+@pytest.mark.parametrize("value", [-1, None])
+def test_there_may_be_no_eos_or_bos(value: object, tmp_path: Path) -> None:
+    config = config_from_hf(write(tmp_path, {**LLAMA, "eos_token_id": value, "bos_token_id": value}))
+    assert (config.bos_token_id, config.eos_token_ids) == (None, ())
+
+
+@pytest.mark.parametrize("layers", [3, 10**6, 10**9])
+@pytest.mark.parametrize("model_type", ["llama", "qwen2"])
+def test_more_layers_than_there_are_weights_of(layers: int, model_type: str, tmp_path: Path) -> None:
+    """qwen2: transformers makes something for each layer while it reads the config."""
+    config = {**LLAMA, "model_type": model_type, "architectures": None, "num_hidden_layers": layers}
+    with pytest.raises(BadConfig, match=rf"num_hidden_layers is {layers}, but the weights have 2"):
+        config_from_hf(write(tmp_path, config), num_layers=2)
+
+
+def test_yarn_extends_the_positions_as_vllm_does(tmp_path: Path) -> None:
+    """Qwen's model cards tell to add the scaling and leave the other keys as they are."""
+    scaling = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+    config = config_from_hf(write(tmp_path, {**LLAMA, "max_position_embeddings": 32768, "rope_scaling": scaling}))
+    assert config.max_positions == 131072
 
 
 def test_no_config_file(tmp_path: Path) -> None:

@@ -95,20 +95,12 @@ def test_a_single_file_of_another_name(checkpoint: Path) -> None:
         load(checkpoint)
 
 
-def test_copies_that_old_checkpoints_carry_are_left(tmp_path: Path) -> None:
-    path = save_hf(make_network("llama", tie_word_embeddings=True), tmp_path)
-    extra = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8), "lm_head.weight": torch.zeros(128, 64)}
-    rewrite(path, dict(extra))
-    assert not load(path).weights.keys() & extra.keys()
-
-
-def test_missing_unexpected_and_misshapen_tensors_are_all_named(checkpoint: Path) -> None:
+def test_missing_and_misshapen_tensors_are_all_named(checkpoint: Path) -> None:
     rewrite(
         checkpoint,
         {
             "model.norm.weight": None,
             "lm_head.weight": None,
-            "model.layers.7.mlp.up_proj.weight": torch.zeros(2, 2),
             "model.layers.0.mlp.up_proj.weight": torch.zeros(64, 256),
         },
     )
@@ -116,7 +108,6 @@ def test_missing_unexpected_and_misshapen_tensors_are_all_named(checkpoint: Path
         load(checkpoint)
     told = str(caught.value)
     assert "missing tensors: lm_head.weight, model.norm.weight" in told
-    assert "unexpected tensors: model.layers.7.mlp.up_proj.weight" in told
     assert "model.layers.0.mlp.up_proj.weight is [64, 256], expected [256, 64]" in told
 
 
@@ -182,13 +173,7 @@ class TestShards:
         with pytest.raises(BadWeights, match=r"outside its directory"):
             load(sharded)
 
-    def test_the_same_tensor_in_two_shards(self, sharded: Path) -> None:
-        first, last = (sorted(sharded.glob("*.safetensors"))[at] for at in (0, -1))
-        save_file({**load_file(first), **load_file(last)}, first)
-        with pytest.raises(BadWeights, match="is both in"):
-            load(sharded)
-
-    @pytest.mark.parametrize("text", ["", "[]", "{}", '{"weight_map": []}'])
+    @pytest.mark.parametrize("text", ["", "[]", "{}", '{"weight_map": []}', "[" * 100_000])
     def test_a_broken_index(self, text: str, sharded: Path) -> None:
         (sharded / "model.safetensors.index.json").write_text(text)
         with pytest.raises(BadWeights, match=r"model\.safetensors\.index\.json is not an index"):
